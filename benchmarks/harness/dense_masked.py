@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -32,27 +30,38 @@ class DenseMasked(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (F.batch_norm, F.group_norm):
-            found = self._norm(func, inspect.signature(func).bind(*args, **kwargs))
+        name = _name(func)
+        if name in ("batch_norm", "group_norm"):
+            found = (self._batch_norm if name == "batch_norm" else self._group_norm)(*args, **kwargs)
             if found is not None:
                 return found
         out = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if not isinstance(out, Tensor) or out.dim() != 4 or not out.is_floating_point() or out.shape[0] != self.batch:
             return out
         size = out.shape[2], out.shape[3]
-        layer = name.startswith("conv") or "pool" in name or name == "interpolate"
-        if layer and size[0] * size[1] > 1:
+        if ("conv" in name or "pool" in name or name == "interpolate") and size[0] * size[1] > 1:
             self.sizes.add(size)
-        if name in MOVES or size not in self.sizes:
+        last = (out.shape[1], out.shape[2]) in self.sizes and size not in self.sizes  # [N,H,W,C]
+        if name in MOVES or not (last or size in self.sizes):
             return out
-        return torch.where(self.planes(size), out, torch.zeros((), dtype=out.dtype, device=out.device))
+        inside = self.planes((out.shape[1], out.shape[2])).permute(0, 2, 3, 1) if last else self.planes(size)
+        return torch.where(inside, out, torch.zeros((), dtype=out.dtype, device=out.device))
 
-    def _norm(self, func: Any, call: inspect.BoundArguments) -> Tensor | None:
-        call.apply_defaults()
-        of = call.arguments
-        x = of["input"]
-        inside = self.planes((x.shape[2], x.shape[3]))
-        if func is F.group_norm:
-            return norm_whole(x, of["weight"], of["bias"], inside, "group", of["num_groups"], of["eps"])
-        return batch_norm_whole(x, of["weight"], of["bias"], inside, of["eps"]) if of["training"] else None
+    def _batch_norm(
+        self, input: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+        training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor | None:  # fmt: skip
+        return batch_norm_whole(input, weight, bias, self._inside(input), eps) if training else None
+
+    def _group_norm(
+        self, input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Tensor:
+        return norm_whole(input, weight, bias, self._inside(input), "group", groups, eps)
+
+    def _inside(self, x: Tensor) -> Tensor:
+        return self.planes((x.shape[2], x.shape[3]))
+
+
+@torch.compiler.assume_constant_result
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", "")

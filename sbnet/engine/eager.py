@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
-from sbnet.engine.eager_layers import IN_NHWC, LAYERS, TAKES_OPEN, Stacks
+from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
+from sbnet.engine.eager_nhwc import IN_NHWC
 from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, compiled_once, refused
 from sbnet.engine.modes import ENTERED, open_of
@@ -189,7 +190,7 @@ class masked(TorchFunctionMode):
         first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
-        known = bool(args) and isinstance(args[0], Tensor)
+        known = len(args) > 0 and isinstance(args[0], Tensor)
         nhwc = known and self.lies_nhwc(args[0])
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
         if func in LOSSES and not (known and self.keeps(args[0])):
@@ -218,11 +219,11 @@ class masked(TorchFunctionMode):
                 maps.close_all((args, tuple(kwargs.values())))
         if move is not None:
             return self._moved(move, nhwc, args, func(*args, **kwargs))
-        if nhwc:
+        if nhwc or any(isinstance(t, Tensor) and self.lies_nhwc(t) for t in args[1:]):
             return self._nhwc(func(*args, **kwargs))
         # An op in place is followed by others that know its argument, not its result. It works on a copy: gradients may
         # want what it wrote, which is masked here.
-        own = args[0] if writes and bool(args) and self.is_map(args[0]) else None
+        own = args[0] if writes and len(args) > 0 and self.is_map(args[0]) else None
         if own is not None and writes in SUMS and all(self.keeps(t) for t in args[:2]) and not kwargs:
             return self.kept(func(*args))
         out = func(*args, **kwargs) if own is None else func(own.clone(), *args[1:], **kwargs)

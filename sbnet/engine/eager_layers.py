@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sbnet.engine import eager_whole
 from sbnet.engine.eager_losses import LOSSES
+from sbnet.engine.eager_whole import densely, whole
 from sbnet.engine.modes import open_of
 from sbnet.geometry import Pair, resize_output_size, to_pair, to_scales
 from sbnet.ops import (
@@ -17,7 +19,6 @@ from sbnet.ops import (
     sparse_conv2d,
     sparse_conv_transpose2d,
     sparse_group_norm,
-    sparse_layer_norm2d,
     sparse_max_pool2d,
     sparse_pointwise,
     sparse_resize2d,
@@ -44,6 +45,8 @@ def conv2d(
     x_active = mode.list_of(input)
     if x_active is None:  # the network's input: what follows has its memory format, whose kernels are the fast ones
         input = input.contiguous(memory_format=torch.channels_last)
+    if whole(mode, size):
+        return densely(mode, F.conv2d, input, weight, bias, stride, padding, dilation, groups)
     if (maps := open_of(mode)) is not None:
         window = tuple(geometry[name] for name in ("stride", "padding", "dilation"))
         return maps.conv(input, weight, bias, size, window, groups)
@@ -70,6 +73,8 @@ def conv_transpose2d(
     ]
     if sides[0] * sides[1] <= 1:
         return None
+    if whole(mode, sides):
+        return densely(mode, F.conv_transpose2d, input, weight, bias, *pairs[:3], groups, pairs[3])
     names = ("stride", "padding", "output_padding", "dilation")
     geometry: dict[str, Any] = dict(zip(names, pairs, strict=True))
     x_active = mode.list_of(input)
@@ -84,6 +89,8 @@ def max_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, dilation) if mode.is_map(input) else None
     if size is None or ceil_mode or return_indices:
         return None
+    if whole(mode, size):
+        return densely(mode, F.max_pool2d, input, kernel_size, stride, padding, dilation)
     if (maps := open_of(mode)) is not None and mode.keeps(input):
         return maps.pool(input, size, True, (kernel_size, stride or kernel_size, padding, dilation))
     return mode.kept(sparse_max_pool2d(input, mode.active(size), kernel_size, stride, padding, dilation))
@@ -96,6 +103,9 @@ def avg_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, 1) if mode.is_map(input) else None
     if size is None or ceil_mode:
         return None
+    if whole(mode, size):
+        args = stride, padding, ceil_mode, count_include_pad, divisor_override
+        return densely(mode, F.avg_pool2d, input, kernel_size, *args)
     if (maps := open_of(mode)) is not None and mode.keeps(input):
         window = kernel_size, stride or kernel_size, padding, 1
         return maps.pool(input, size, False, window, count_include_pad, divisor_override)
@@ -115,6 +125,8 @@ def batch_norm(
     if any(t is not None and t.dtype != torch.float32 for t in running):
         return None
     many = mode.synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not many and whole(mode, input.shape[2:]):
+        return densely(mode, F.batch_norm, input, running_mean, running_var, weight, bias, True, momentum, eps)
     if (maps := open_of(mode)) is not None and not many and mode.keeps(input):
         follow = [] if running_mean is None or running_var is None else [running_mean, running_var, momentum]
         return maps.norm(input, weight, bias, eps, follow)
@@ -133,6 +145,8 @@ def group_norm(
 ) -> Tensor | None:  # fmt: skip
     if not mode.is_map(input):
         return None
+    if whole(mode, input.shape[2:]):
+        return densely(mode, F.group_norm, input, num_groups, weight, bias, eps)
     return mode.kept(sparse_group_norm(input, mode.active(input.shape[2:]), num_groups, weight, bias, eps))
 
 
@@ -147,6 +161,8 @@ def interpolate(
         sides = to_pair(size, "masked: size")
     else:
         sides = resize_output_size(input.shape[2:], to_scales(scale_factor, "masked: scale_factor"))
+    if whole(of, sides):
+        return densely(of, F.interpolate, input, size, scale_factor, mode, align_corners)
     options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
     options |= {"size": sides} if size is not None else {"scale_factor": scale_factor}
     return of.kept(sparse_resize2d(input, of.active(sides), **options))
@@ -158,6 +174,8 @@ def add(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
         return None
     if input.shape != other.shape or input.dtype != other.dtype or input.device != other.device:
         return None
+    if whole(mode, input.shape[2:]):
+        return densely(mode, torch.add, input, other)
     if (maps := open_of(mode)) is not None:
         found = maps.add(input, other, False) if input is not other else None
         if found is not None:
@@ -183,6 +201,8 @@ def add_(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
     same = mode.keeps(input) and mode.keeps(other) and alpha == 1 and input is not other
     if not same or input.shape != other.shape or input.dtype != other.dtype or torch.compiler.is_compiling():
         return None
+    if whole(mode, input.shape[2:]):
+        return densely(mode, T.add_, input, other)
     found = None if (maps := open_of(mode)) is None else maps.add(input, other, True)
     if found is not None:
         return found
@@ -226,6 +246,8 @@ class _InPlace(torch.autograd.Function):
 def _activate(mode: masked, x: Tensor, name: str, param: float | None, inplace: bool) -> Tensor | None:
     if not mode.is_map(x):
         return None
+    if whole(mode, x.shape[2:]):
+        return eager_whole.activate(mode, x, name, param, inplace)
     active = mode.active(x.shape[2:])
     if (maps := open_of(mode)) is not None:
         found = maps.activate(x, name, param or 0.0, inplace)
@@ -264,34 +286,9 @@ def cat(mode: masked, tensors: Any, dim: int = 0) -> Tensor | None:
     """Channels of maps that are all 0 outside of the active blocks."""
     if dim not in (1, -3) or not isinstance(tensors, (tuple, list)) or not all(map(mode.keeps, tensors)):
         return None
+    if whole(mode, tensors[0].shape[2:]):
+        return densely(mode, torch.cat, tensors, dim)
     return mode.kept(torch.cat(tensors, dim)) if (maps := open_of(mode)) is None else maps.cat(tensors)
-
-
-# ---- feature maps that are seen as [N,H,W,C]
-
-
-def layer_norm(
-    mode: masked, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:  # fmt: skip
-    if list(normalized_shape) != [input.shape[3]]:
-        return None
-    x = input.permute(0, 3, 1, 2)
-    return mode.as_nhwc(sparse_layer_norm2d(x, mode.active(x.shape[2:]), weight, bias, eps))
-
-
-def linear(mode: masked, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A 1x1 convolution."""
-    x = input.permute(0, 3, 1, 2)
-    active = mode.active(x.shape[2:])
-    return mode.as_nhwc(sparse_conv2d(x, weight[:, :, None, None], bias, active, x_active=active))
-
-
-def gelu_nhwc(mode: masked, input: Tensor, approximate: str = "none") -> Tensor | None:
-    if approximate != "none":
-        return None
-    x = input.permute(0, 3, 1, 2)
-    return mode.as_nhwc(sparse_pointwise(x, mode.active(x.shape[2:]), "gelu"))
 
 
 def _size(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Pair | None:
@@ -319,7 +316,6 @@ LAYERS: dict[Any, Any] = {
     F.relu6: _activation("relu6"), F.silu: _activation("silu"), F.hardswish: _activation("hardswish"),
     F.leaky_relu: _leaky(), F.leaky_relu_: _leaky(True), F.gelu: gelu, **LOSSES,
 }  # fmt: skip
-IN_NHWC: dict[Any, Any] = {F.layer_norm: layer_norm, F.linear: linear, F.gelu: gelu_nhwc}
 
 
 # What takes open maps (eager_open.py) as they are.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sbnet.engine.eager_chains import Plane, first_derivatives, like, note_clean
+from sbnet.engine.eager_whole import densely, whole
 from sbnet.engine.modes import open_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class Total(torch.autograd.Function):
 def square(mode: masked, input: Any, exponent: Any = 2) -> Tensor | None:
     if (maps := open_of(mode)) is None or not mode.keeps(input) or isinstance(exponent, Tensor) or exponent != 2:
         return None
+    if whole(mode, input.shape[2:]):
+        return densely(mode, torch.square, input)
     return maps.product(input, None, "square")
 
 
@@ -103,6 +106,8 @@ def _binary(mode: masked, input: Any, other: Any, name: str) -> Tensor | None:
             return None
     elif not isinstance(other, (int, float)) or isinstance(other, bool):
         return None
+    if whole(mode, input.shape[2:]):
+        return densely(mode, getattr(torch, name), input, other)
     return maps.product(input, other, name)
 
 
@@ -117,7 +122,7 @@ def total(mode: masked, input: Any, *more: Any, **options: Any) -> Tensor | None
 def _total(mode: masked, input: Any, mean: bool, more: Any, options: Any) -> Tensor | None:
     if (maps := open_of(mode)) is None or more or options or not mode.keeps(input) or input.dtype != torch.float32:
         return None
-    return maps.total(input, mean) if input.numel() else None
+    return maps.total(input, mean) if input.numel() and not whole(mode, input.shape[2:]) else None
 
 
 T = torch.Tensor

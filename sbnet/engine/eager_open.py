@@ -195,7 +195,7 @@ class OpenMaps:
         (x,) = autocast(x)
         plane = self._plane(size)
         x_plane = self._plane(x.shape[2:]) if listed else None
-        turn = groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
+        turn = x.is_cuda and groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
         same, turned = self._weight(weight, x.dtype, turn)
         exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
         of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned)

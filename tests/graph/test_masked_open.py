@@ -1,5 +1,7 @@
 """Inside `sbnet.masked` zeros and activations are left undone until somebody looks: nobody may find them missing."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import nn
 
 import sbnet
 from sbnet.benchmarks.harness.dense_masked import DenseMasked
-from support.helpers import assert_as_accurate_as_torch
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise
 
 SIZE, BLOCK = (32, 40), 8
 
@@ -41,6 +43,14 @@ def layers(device, channels=3):
 def inline_(x, other):
     x += other
     return x
+
+
+def response_norm(x, norm):
+    """ConvNeXtV2's, of channels that lie last: a map is not an op's first argument."""
+    x = x.permute(0, 2, 3, 1)
+    size = x.norm(p=2, dim=(1, 2), keepdim=True)
+    shares = x * (size / (size.mean(-1, keepdim=True) + 1e-6))
+    return (x + torch.addcmul(norm.bias.view(1, 1, 1, -1), norm.weight.view(1, 1, 1, -1), shares)).permute(0, 3, 1, 2)
 
 
 # what a network may do with maps that are not made yet
@@ -250,6 +260,30 @@ def test_empty_and_full_masks(device, batch, density):
     assert not density or not batch or all(t.any() for t in got[:2])
     if not density:
         assert not any(t.any() for t in got)
+
+
+def test_channels_that_lie_last_in_another_argument(device):
+    """A response norm's products are maps, though no op's first argument is one; they have not another plane's mask."""
+    x, mask = data(device)
+    mask = torch.zeros_like(mask)
+    mask[:, 20, 3] = True
+    of = lambda n, x: n["next"](response_norm(F.relu(n["conv"](x)), n["other"]))  # noqa: E731
+    got = gradients(of, layers(device), x, sbnet.masked(mask, BLOCK), torch.float32)
+    torchs = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float32)
+    exact = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float64)
+    for parts in zip(got, torchs, exact, strict=True):
+        assert_as_accurate_as_torch(*parts)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_planes_that_are_active_as_a_whole(name):
+    """On a CPU they are PyTorch's own, bit for bit."""
+    x, mask = data("cpu")
+    x, mask = x.contiguous(memory_format=torch.channels_last), torch.ones_like(mask)
+    got = gradients(NETWORKS[name], layers("cpu"), x, sbnet.masked(mask, BLOCK), torch.float32)
+    want = gradients(NETWORKS[name], layers("cpu"), x, contextlib.nullcontext(), torch.float32)
+    for a, b in zip(got, want, strict=True):
+        assert_bitwise(a, b)
 
 
 def test_without_gradients(device):

@@ -1,12 +1,12 @@
 """A step of training, forward, loss and backward, under masks, against the dense step.
 
-On CUDA in bfloat16 autocast, channels_last, each side one CUDA graph but for torch.compile, which launches as it does;
-on a CPU in float32. The masked step is held to the dense step multiplied by masks, by its loss.
+On CUDA in bfloat16 autocast, channels_last, each side one CUDA graph, torch.compile's too; on a CPU in float32. The
+masked step is held to the dense step multiplied by masks, by its loss and all gradients.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import sbnet
 from sbnet.benchmarks.harness import nets
 from sbnet.benchmarks.harness.dense_masked import DenseMasked
-from sbnet.benchmarks.harness.registry import Case, Setting, Side, Skip, Work, WrongResult, short
+from sbnet.benchmarks.harness.registry import Case, Setting, Side, Skip, Work, short
+from sbnet.benchmarks.harness.training import backward, hold_gradients, hold_loss, one_graph, peak_gib, under
 
 BLOCK = 8
 # network: batch and side on CUDA, on a CPU
@@ -65,48 +66,42 @@ def pixels(kind: str, batch: int, side: int, share: float, device: str) -> Tenso
     return mask.to(device)
 
 
-def work(setting: Setting, name: str, batch: int, side: int, kind: str, share: float) -> Work:
+@functools.lru_cache(maxsize=1)
+def dense_step(setting: Setting, name: str, batch: int, side: int) -> tuple[nn.Module, Tensor, dict[str, Side], Any]:
+    """A network, its input, and the dense step in its forms and its memory: the same for every mask."""
     net = (four() if name == "four 3x3" else built(name)).to(setting.device).train()
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(batch, 3, side, side).to(setting.device).contiguous(memory_format=torch.channels_last)
-    mask = pixels(kind, batch, side, share, setting.device)
-    parameters = list(net.parameters())
-
-    @torch.enable_grad()
-    def step(forward: Callable[[Tensor], Any], mode: Callable[[], Any]) -> Tensor:
-        for p in parameters:
-            p.grad = None
-        with torch.autocast(setting.device, torch.bfloat16, enabled=setting.cuda), mode():
-            loss = loss_of(forward(x))
-        loss.backward()
-        return loss
-
-    masked = partial(step, net, lambda: sbnet.masked(mask, block=BLOCK))
-    sides = {"masked": Side(_own(setting, masked), "ours", "own")}
-    dense = partial(step, net, contextlib.nullcontext)
-    sides["dense"] = Side(_own(setting, dense), "dense", "own")
+    forms = {"dense": net}
     if setting.compiled and setting.level == "full":
-        compiled = torch.compile(net)
-        sides["torch.compile"] = Side(partial(step, compiled, contextlib.nullcontext), "dense", "eager")
-    with torch.no_grad(), torch.autocast(setting.device, torch.bfloat16, enabled=setting.cuda):
-        with DenseMasked(mask, BLOCK):
-            wanted = float(loss_of(net(x)))
-        exact = float(loss_of(net(x)))
+        forms["torch.compile"] = torch.compile(net)  # type: ignore[assignment]
+    steps = {form: partial(backward, net, partial(loss_of_net, run, x), setting.cuda) for form, run in forms.items()}
+    gib = peak_gib(setting, steps["dense"])
+    return net, x, {form: Side(one_graph(setting, step), "dense", "own") for form, step in steps.items()}, gib
 
-    def check(side: str, got: Any) -> float:
-        right = wanted if side == "masked" else exact
-        error = abs(float(got) - right) / max(abs(right), 1e-6)
-        if not error < (0.05 if setting.cuda else 1e-3):
-            raise WrongResult(f"{side}: a loss of {float(got):.6g}, wanted {right:.6g}")
-        return error
 
-    notes: dict[str, Any] = {"density": float(mask.float().mean())}
-    if setting.cuda:
-        for of, run in (("masked", masked), ("dense", dense)):
-            torch.cuda.reset_peak_memory_stats()
-            run()
-            notes[f"{of} GiB"] = torch.cuda.max_memory_allocated() / 2**30
-    return Work(sides, check, dtype=torch.bfloat16 if setting.cuda else torch.float32, notes=notes)
+def loss_of_net(forward: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    return loss_of(forward(x))
+
+
+def work(setting: Setting, name: str, batch: int, side: int, kind: str, share: float) -> Work:
+    net, x, dense, gib = dense_step(setting, name, batch, side)
+    mask = pixels(kind, batch, side, share, setting.device)
+    masked = partial(under, lambda: sbnet.masked(mask, block=BLOCK), loss_of_net, net, x)
+    dense_masked = partial(under, lambda: DenseMasked(mask, BLOCK), loss_of_net, net, x)
+    apart = hold_gradients(setting, net, masked, dense_masked)
+    step = partial(backward, net, masked, setting.cuda)
+    losses = {"masked": float(backward(net, dense_masked, setting.cuda))}
+    exact = float(backward(net, partial(loss_of_net, net, x), setting.cuda))
+    notes: dict[str, Any] = {"density": float(mask.float().mean()), **apart}
+    for form, found in (("masked", peak_gib(setting, step)), ("dense", gib)):
+        notes |= {f"{form} {unit}": value for unit, value in found.items()}
+    return Work(
+        {"masked": Side(one_graph(setting, step), "ours", "own"), **dense},
+        lambda form, got: hold_loss(setting, form, got, losses.get(form, exact)),
+        dtype=torch.bfloat16 if setting.cuda else torch.float32,
+        notes=notes,
+    )
 
 
 def loss_of(y: Any) -> Tensor:
@@ -117,29 +112,13 @@ def loss_of(y: Any) -> Tensor:
 
 def built(name: str) -> nn.Module:
     if name in nets.NETWORKS:
-        return nets.NETWORKS[name]()
-    try:
-        return nets.torchvision().models.get_model(name, weights=None)
-    except ImportError as error:
-        raise Skip(str(error)) from None
-
-
-def _own(setting: Setting, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A replay of the whole step as one CUDA graph; on a CPU the step itself."""
-    if not setting.cuda:
-        return run
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return loss.detach()
-
-    return replay
+        net = nets.NETWORKS[name]()
+    else:
+        try:
+            net = nets.torchvision().models.get_model(name, weights=None)
+        except ImportError as error:
+            raise Skip(str(error)) from None
+    for module in net.modules():
+        if type(module).__name__ == "StochasticDepth":
+            module.p = 0.0  # the same step each time
+    return net

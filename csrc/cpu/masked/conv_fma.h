@@ -46,6 +46,10 @@ template <class T>
 static void pack_tap(const T* from, int64_t k_stride, int64_t c_stride, int64_t used, int64_t channels, float* to,
                      int64_t width, int64_t lane) {
   to += lane;
+  if (k_stride == 1 && used == kLanes) {  // turned weights: nothing to transpose
+    for (int64_t c = 0; c < channels; ++c, to += width) load_row(to, from + c * c_stride, 1, kLanes);
+    return;
+  }
   for (int64_t c0 = 0; c0 < channels; c0 += kLanes) {
     const int64_t count = smaller(kLanes, channels - c0);
     alignas(64) float square[kLanes][kLanes + 1] = {};

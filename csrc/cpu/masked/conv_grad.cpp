@@ -13,15 +13,16 @@
 namespace sbnet {
 namespace {
 
-constexpr int64_t kMostParts = 16, kPartBlocks = 2, kMostPartBytes = 64 << 20;
-constexpr int64_t kLine = 16;  // floats
+constexpr int64_t kMostParts = 16, kPartPixels = 128, kMostPartBytes = 64 << 20;
+constexpr int64_t kWantedTasks = 32;  // slices of channels are tasks, too: parts only where those are few
+constexpr int64_t kLine = 16;         // floats
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How a layer is cut into tasks.
 struct Cut {
   int64_t taps, groups, group_inputs, group_outputs, input_slices, output_slices;
-  int64_t tile_height, tile_width, patch_height, patch_width;
+  int64_t block_pixels, tile_height, tile_width, patch_height, patch_width, most_tiles;
   int64_t slice_floats;  // sums of one slice of channels
   int64_t scratch_floats;
   bool lanewise;
@@ -37,6 +38,7 @@ struct Cut {
     output_slices = ceil_div(group_outputs, kGradOutputs);
     const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
     const int64_t width = std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+    block_pixels = std::max<int64_t>(height * width, 1);
     tile_width = std::min(width, kGradTileWidth);
     tile_height = std::min(height, kGradTilePixels / tile_width);
     patch_height = (tile_height - 1) * p.stride[0] + (p.weight.size[2] - 1) * p.dilation[0] + 1;
@@ -44,28 +46,49 @@ struct Cut {
     const int64_t inputs = std::min(group_inputs, kGradInputs);
     const int64_t lanes = whole_lanes(std::min(group_outputs, kGradOutputs));
     slice_floats = (taps * inputs + 1) * lanes;  // and the biases
-    scratch_floats = kGradTilePixels * lanes + patch_height * patch_width * (lanewise ? lanes : inputs);
+    const int64_t patch = patch_height * patch_width * (lanewise ? lanes : inputs);
+    most_tiles = std::clamp<int64_t>(std::min(kGradTilePixels / std::max<int64_t>(tile_height * tile_width, 1),
+                                              kGradPatchFloats / std::max<int64_t>(patch, 1)),
+                                     1, kGradTilePixels);
+    scratch_floats = kGradTilePixels * lanes + most_tiles * patch;
     scratch_floats = ceil_div(scratch_floats, kLine) * kLine;
   }
   int64_t slices() const { return groups * input_slices * output_slices; }
   int64_t parts(int64_t blocks) const {
     const int64_t room = kMostPartBytes / std::max<int64_t>(1, slices() * slice_floats * 4);
-    return std::max<int64_t>(1, std::min({kMostParts, ceil_div(blocks, kPartBlocks), room}));
+    const int64_t wanted = ceil_div(kWantedTasks, std::max<int64_t>(1, slices()));
+    return std::max<int64_t>(1, std::min({kMostParts, wanted, ceil_div(blocks * block_pixels, kPartPixels), room}));
+  }
+  // Sums of all parts; of each worker, where there is one part: it writes what it found at once.
+  int64_t sums_floats(int64_t blocks, int64_t threads) const {
+    const int64_t all = parts(blocks) > 1 ? parts(blocks) * slices() : 0;
+    return ceil_div(std::max(all, threads) * slice_floats, kLine) * kLine;
   }
 };
 
-// What the parts of a slice found, as elements of the weight and of the bias.
+// What the parts of a slice found, as elements of the weight and of the bias. 16 by 16 channels at a time: of either
+// side whole cache lines.
 template <class T>
 void write_slice(const ConvWeightGradParams& p, const Cut& cut, const ConvGradTask& t, int64_t input,
                  const float* sums) {
-  const int64_t lanes = whole_lanes(t.outputs), columns = p.conv.weight.size[3];
-  for (int64_t k = 0; k < t.outputs; ++k) {
-    T* to = static_cast<T*>(p.weight.data) + (t.output + k) * p.weight.stride[0];
+  constexpr int64_t kTile = 16;
+  const int64_t lanes = whole_lanes(t.outputs), columns = p.conv.weight.size[3], step = p.weight.stride[1];
+  for (int64_t k0 = 0; k0 < t.outputs; k0 += kTile)
     for (int64_t tap = 0; tap < cut.taps; ++tap)
-      for (int64_t c = 0; c < t.inputs; ++c)
-        to[(input + c) * p.weight.stride[1] + tap / columns * p.weight.stride[2] + tap % columns * p.weight.stride[3]] =
-            from_float<T>(sums[(tap * t.inputs + c) * lanes + k]);
-  }
+      for (int64_t c0 = 0; c0 < t.inputs; c0 += kTile) {
+        T tile[kTile][kTile];
+        const int64_t outputs = std::min(kTile, t.outputs - k0), inputs = std::min(kTile, t.inputs - c0);
+        const float* const from = sums + (tap * t.inputs + c0) * lanes + k0;
+        for (int64_t c = 0; c < inputs; ++c)
+          for (int64_t k = 0; k < kTile; ++k) tile[k][c] = from_float<T>(from[c * lanes + k]);
+        T* to = static_cast<T*>(p.weight.data) + (t.output + k0) * p.weight.stride[0] + (input + c0) * step +
+                tap / columns * p.weight.stride[2] + tap % columns * p.weight.stride[3];
+        for (int64_t k = 0; k < outputs; ++k, to += p.weight.stride[0])
+          if (step == 1)
+            std::copy_n(tile[k], inputs, to);
+          else
+            for (int64_t c = 0; c < inputs; ++c) to[c * step] = tile[k][c];
+      }
   if (p.bias && !input) std::copy_n(sums + cut.taps * t.inputs * lanes, t.outputs, p.bias + t.output);
 }
 
@@ -75,8 +98,8 @@ void write_slice(const ConvWeightGradParams& p, const Cut& cut, const ConvGradTa
 int64_t sbnet_sparse_conv2d_weight_grad_workspace_bytes_cpu(const sbnet::ConvWeightGradParams* p, int32_t threads) {
   using namespace sbnet;
   const Cut cut(*p);
-  return 4 * (cut.parts(p->conv.active.capacity) * cut.slices() * cut.slice_floats + kLine +
-              std::max(threads, 1) * cut.scratch_floats);
+  const int64_t workers = std::max(threads, 1);
+  return 4 * (cut.sums_floats(p->conv.active.capacity, workers) + workers * cut.scratch_floats);
 }
 
 sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradParams* params, void* workspace,
@@ -89,7 +112,7 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
   const int64_t blocks = std::clamp<int64_t>(*active.count, 0, active.capacity);
   const int64_t parts = cut.parts(blocks), tasks = parts * cut.slices();
   float* const sums = static_cast<float*>(workspace);
-  float* const scratch = sums + ceil_div(tasks * cut.slice_floats, kLine) * kLine;
+  float* const scratch = sums + cut.sums_floats(blocks, std::max<int64_t>(parallel->threads, 1));
 #if defined(__x86_64__)
   const ConvGradFunction run = chosen_isa() >= Isa::kAvx512 ? kConvGradAvx512
                                : chosen_isa() >= Isa::kAvx2 ? kConvGradAvx2
@@ -108,8 +131,12 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
     t.input = group * cut.group_inputs + input * kGradInputs;
     t.inputs = std::min(kGradInputs, (group + 1) * cut.group_inputs - t.input);
     t.tile_height = cut.tile_height, t.tile_width = cut.tile_width;
-    t.patch_height = cut.patch_height, t.patch_width = cut.patch_width;
+    t.patch_height = cut.patch_height, t.patch_width = cut.patch_width, t.most_tiles = cut.most_tiles;
     return t;
+  };
+  const auto write = [&](const ConvGradTask& t, const float* found) {
+    by_dtype<Half, BFloat16>(p.weight.dtype,
+                             [&](auto e) { write_slice<decltype(e)>(p, cut, t, t.input % cut.group_inputs, found); });
   };
   const int64_t workers = std::clamp<int64_t>(parallel->threads, 1, std::max<int64_t>(tasks, 1));
   parallel_for(*parallel, workers, 1, [&](int64_t begin, int64_t end) {
@@ -118,15 +145,17 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
         const int64_t s = task / parts, part = task % parts;
         ConvGradTask t = task_of(s);
         t.begin = blocks * part / parts, t.end = blocks * (part + 1) / parts;
-        t.sums = sums + task * cut.slice_floats;
+        t.sums = sums + (parts > 1 ? task : worker) * cut.slice_floats;
         t.scratch = scratch + worker * cut.scratch_floats;
         const int64_t lanes = whole_lanes(t.outputs);
         std::memset(t.sums, 0, sizeof(float) * static_cast<size_t>((cut.taps * t.inputs + 1) * lanes));
         const bool first = t.input % cut.group_inputs == 0;  // biases once, not with every slice of inputs
         t.bias = p.bias && first ? t.sums + cut.taps * t.inputs * lanes : nullptr;
         run(t);
+        if (parts == 1) write(t, t.sums);
       }
   });
+  if (parts == 1) return ok_status();
   parallel_for(*parallel, cut.slices(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       const ConvGradTask t = task_of(s);
@@ -134,8 +163,7 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
       const int64_t floats = (cut.taps * t.inputs + 1) * whole_lanes(t.outputs);
       for (int64_t part = 1; part < parts; ++part)
         for (int64_t k = 0; k < floats; ++k) own[k] += own[part * cut.slice_floats + k];
-      by_dtype<Half, BFloat16>(p.weight.dtype,
-                               [&](auto e) { write_slice<decltype(e)>(p, cut, t, t.input % cut.group_inputs, own); });
+      write(t, own);
     }
   });
   return ok_status();

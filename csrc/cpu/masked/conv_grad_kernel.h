@@ -78,21 +78,29 @@ static void pack_inputs(const ConvGradTask& t, const GradTile& tile, int64_t slo
   }
 }
 
-// sums[c][k] += x[pixel][c] dy[pixel][k] over the pixels of a tile, for C input channels and V vectors of k. `x`: the
-// tap's first element; steps of it in elements.
+// sums[c][k] += x[pixel][c] dy[pixel][k] over the pixels of some tiles, for C input channels and V vectors of k. `x`:
+// the tap's first element of the first tile's patch; steps of it in elements.
+struct GradSteps {
+  const GradTile* tiles;
+  int64_t count, patch, row, column;  // of x: a tile's patch, a row of outputs, an output
+  int64_t lanes;                      // of dy and the sums
+};
 template <int C, int V>
-static __attribute__((noinline)) void add_pixels(const float* x, int64_t row_step, int64_t column_step, const float* dy,
-                                                 int64_t lanes, int64_t height, int64_t width, float* sums) {
+static __attribute__((noinline)) void add_pixels(const GradSteps& steps, const float* x, const float* dy, float* sums) {
+  const int64_t lanes = steps.lanes, column = steps.column;
   Vec sum[C][V];
   SBNET_UNROLL for (int c = 0; c < C; ++c) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[c][v] = Vec{};
-  for (int64_t i = 0; i < height; ++i, x += row_step) {
-    const float* at = x;
-    for (int64_t j = 0; j < width; ++j, at += column_step, dy += lanes) {
-      Vec other[V];
-      SBNET_UNROLL for (int v = 0; v < V; ++v) other[v] = load(dy + v * kLanes);
-      SBNET_UNROLL for (int c = 0; c < C; ++c) {
-        const Vec one = splat(at[c]);
-        SBNET_UNROLL for (int v = 0; v < V; ++v) sum[c][v] += one * other[v];
+  for (int64_t t = 0; t < steps.count; ++t, x += steps.patch) {
+    const float* row = x;
+    for (int64_t i = 0; i < steps.tiles[t].height; ++i, row += steps.row) {
+      const float* at = row;
+      for (int64_t j = 0; j < steps.tiles[t].width; ++j, at += column, dy += lanes) {
+        Vec other[V];
+        SBNET_UNROLL for (int v = 0; v < V; ++v) other[v] = load(dy + v * kLanes);
+        SBNET_UNROLL for (int c = 0; c < C; ++c) {
+          const Vec one = splat(at[c]);
+          SBNET_UNROLL for (int v = 0; v < V; ++v) sum[c][v] += one * other[v];
+        }
       }
     }
   }
@@ -113,18 +121,28 @@ SBNET_INLINE void add_inputs(int64_t vectors, const Arguments&... arguments) {
 }
 SBNET_INLINE int64_t taken(int64_t vectors) { return vectors >= kVectors ? kVectors : vectors >= 2 ? 2 : 1; }
 
-static void add_tile(const ConvGradTask& t, const GradTile& tile, const float* patch, const float* dy) {
+static GradSteps steps_of(const ConvGradTask& t, const GradTile* tiles, int64_t count, int64_t slots) {
+  const Conv2dParams& p = t.p->conv;
+  return {tiles,
+          count,
+          t.patch_height * t.patch_width * slots,
+          p.stride[0] * t.patch_width * slots,
+          p.stride[1] * slots,
+          whole_lanes(t.outputs)};
+}
+
+static void add_tiles(const ConvGradTask& t, const GradTile* tiles, int64_t count, const float* patch,
+                      const float* dy) {
   const Conv2dParams& p = t.p->conv;
   const int64_t slots = t.inputs, lanes = whole_lanes(t.outputs), vectors = lanes / kLanes;
-  const int64_t row_step = p.stride[0] * t.patch_width * slots, column_step = p.stride[1] * slots;
+  const GradSteps steps = steps_of(t, tiles, count, slots);
   for (int64_t v = 0; v < vectors; v += taken(vectors - v))
     for (int64_t r = 0; r < p.weight.size[2]; ++r)
       for (int64_t s = 0; s < p.weight.size[3]; ++s)
         for (int64_t c = 0; c < slots; c += kInputs) {
           const float* x = patch + (r * p.dilation[0] * t.patch_width + s * p.dilation[1]) * slots + c;
           float* sums = t.sums + ((r * p.weight.size[3] + s) * slots + c) * lanes + v * kLanes;
-#define SBNET_ADD(C) \
-  add_inputs<C>(vectors - v, x, row_step, column_step, dy + v * kLanes, lanes, tile.height, tile.width, sums)
+#define SBNET_ADD(C) add_inputs<C>(vectors - v, steps, x, dy + v * kLanes, sums)
           switch (smaller(kInputs, slots - c)) {
             case 1:
               SBNET_ADD(1);
@@ -150,64 +168,78 @@ static void add_tile(const ConvGradTask& t, const GradTile& tile, const float* p
 
 // Depthwise: lanes are output channels of both.
 template <int V>
-static __attribute__((noinline)) void add_lanes(const float* x, int64_t row_step, int64_t column_step, const float* dy,
-                                                int64_t lanes, int64_t height, int64_t width, float* sums) {
+static __attribute__((noinline)) void add_lanes(const GradSteps& steps, const float* x, const float* dy, float* sums) {
   Vec sum[V];
   SBNET_UNROLL for (int v = 0; v < V; ++v) sum[v] = Vec{};
-  for (int64_t i = 0; i < height; ++i, x += row_step) {
-    const float* at = x;
-    for (int64_t j = 0; j < width; ++j, at += column_step, dy += lanes)
-      SBNET_UNROLL for (int v = 0; v < V; ++v) sum[v] += load(at + v * kLanes) * load(dy + v * kLanes);
+  for (int64_t t = 0; t < steps.count; ++t, x += steps.patch) {
+    const float* row = x;
+    for (int64_t i = 0; i < steps.tiles[t].height; ++i, row += steps.row) {
+      const float* at = row;
+      for (int64_t j = 0; j < steps.tiles[t].width; ++j, at += steps.column, dy += steps.lanes)
+        SBNET_UNROLL for (int v = 0; v < V; ++v) sum[v] += load(at + v * kLanes) * load(dy + v * kLanes);
+    }
   }
   SBNET_UNROLL for (int v = 0; v < V; ++v) store(sums + v * kLanes, load(sums + v * kLanes) + sum[v]);
 }
 
-static void add_tile_of_lanes(const ConvGradTask& t, const GradTile& tile, const float* patch, const float* dy) {
+static void add_tiles_of_lanes(const ConvGradTask& t, const GradTile* tiles, int64_t count, const float* patch,
+                               const float* dy) {
   const Conv2dParams& p = t.p->conv;
   const int64_t lanes = whole_lanes(t.outputs), vectors = lanes / kLanes;
-  const int64_t row_step = p.stride[0] * t.patch_width * lanes, column_step = p.stride[1] * lanes;
+  const GradSteps steps = steps_of(t, tiles, count, lanes);
   float* sums = t.sums;
   for (int64_t r = 0; r < p.weight.size[2]; ++r)
     for (int64_t s = 0; s < p.weight.size[3]; ++s, sums += lanes) {
       const float* x = patch + (r * p.dilation[0] * t.patch_width + s * p.dilation[1]) * lanes;
       int64_t v = 0;
       for (; v + kVectors <= vectors; v += kVectors)
-        add_lanes<kVectors>(x + v * kLanes, row_step, column_step, dy + v * kLanes, lanes, tile.height, tile.width,
-                            sums + v * kLanes);
-      for (; v < vectors; ++v)
-        add_lanes<1>(x + v * kLanes, row_step, column_step, dy + v * kLanes, lanes, tile.height, tile.width,
-                     sums + v * kLanes);
+        add_lanes<kVectors>(steps, x + v * kLanes, dy + v * kLanes, sums + v * kLanes);
+      for (; v < vectors; ++v) add_lanes<1>(steps, x + v * kLanes, dy + v * kLanes, sums + v * kLanes);
     }
 }
 
-static void add_bias(const ConvGradTask& t, const GradTile& tile, const float* dy) {
+static void add_bias(const ConvGradTask& t, int64_t pixels, const float* dy) {
   const int64_t lanes = whole_lanes(t.outputs);
   for (int64_t v = 0; v < lanes; v += kLanes) {
     Vec sum = Vec{};
-    for (int64_t i = 0; i < tile.height * tile.width; ++i) sum += load(dy + i * lanes + v);
+    for (int64_t i = 0; i < pixels; ++i) sum += load(dy + i * lanes + v);
     store(t.bias + v, load(t.bias + v) + sum);
   }
 }
 
 template <class T>
-static void run_tile(const ConvGradTask& t, const GradTile& tile) {
+static void run_tiles(const ConvGradTask& t, const GradTile* tiles, int64_t count) {
   const bool lanewise = is_lanewise(*t.p);
+  const int64_t lanes = whole_lanes(t.outputs), slots = lanewise ? lanes : t.inputs;
   float* const dy = t.scratch;
-  float* const patch = dy + kGradTilePixels * whole_lanes(t.outputs);
-  pack_gradients<T>(t, tile, dy);
-  if (t.bias) add_bias(t, tile, dy);
-  if (lanewise) {
-    pack_inputs<T, true>(t, tile, whole_lanes(t.outputs), patch);
-    add_tile_of_lanes(t, tile, patch, dy);
-  } else {
-    pack_inputs<T, false>(t, tile, t.inputs, patch);
-    add_tile(t, tile, patch, dy);
+  float* const patch = dy + kGradTilePixels * lanes;
+  int64_t pixels = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    pack_gradients<T>(t, tiles[k], dy + pixels * lanes);
+    pixels += tiles[k].height * tiles[k].width;
+    float* const own = patch + k * t.patch_height * t.patch_width * slots;
+    if (lanewise)
+      pack_inputs<T, true>(t, tiles[k], slots, own);
+    else
+      pack_inputs<T, false>(t, tiles[k], slots, own);
   }
+  if (t.bias) add_bias(t, pixels, dy);
+  if (lanewise)
+    add_tiles_of_lanes(t, tiles, count, patch, dy);
+  else
+    add_tiles(t, tiles, count, patch, dy);
 }
 
+// The tiles of a part, as many together as fit: sums are read and written once for all of them.
 static void run_task(const ConvGradTask& t) {
   const Conv2dParams& p = t.p->conv;
   const BlockGrid& grid = p.active.grid;
+  GradTile tiles[kGradTilePixels];
+  int64_t count = 0;
+  const auto run = [&] {
+    if (count) by_dtype<Half, BFloat>(p.x.dtype, [&](auto e) { run_tiles<decltype(e)>(t, tiles, count); });
+    count = 0;
+  };
   for (int64_t slot = t.begin; slot < t.end; ++slot) {
     const int32_t* block = p.active.indices + 3 * slot;
     const int64_t n = block[0], i = block[1], j = block[2];
@@ -216,11 +248,11 @@ static void run_task(const ConvGradTask& t) {
     const int64_t left = j * grid.size[1], right = smaller(left + grid.size[1], p.y.size[3]);
     for (int64_t row = top; row < bottom; row += t.tile_height)
       for (int64_t column = left; column < right; column += t.tile_width) {
-        const GradTile tile = {n, row, column, smaller(t.tile_height, bottom - row),
-                               smaller(t.tile_width, right - column)};
-        by_dtype<Half, BFloat>(p.x.dtype, [&](auto e) { run_tile<decltype(e)>(t, tile); });
+        tiles[count++] = {n, row, column, smaller(t.tile_height, bottom - row), smaller(t.tile_width, right - column)};
+        if (count == t.most_tiles) run();
       }
   }
+  run();
 }
 
 }  // namespace SBNET_ISA

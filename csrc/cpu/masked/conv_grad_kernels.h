@@ -4,8 +4,9 @@
 
 namespace sbnet {
 
-// Pixels of a block are packed and summed a tile at a time, which stays in the cache.
-constexpr int64_t kGradTileWidth = 32, kGradTilePixels = 256;
+// Pixels of blocks are packed and summed some tiles at a time, which stay in the cache: so many pixels, so many floats
+// of x.
+constexpr int64_t kGradTileWidth = 32, kGradTilePixels = 256, kGradPatchFloats = 1 << 16;
 // Channels of a task. Sums have whole vectors of output channels.
 constexpr int64_t kGradInputs = 48, kGradOutputs = 128, kGradLanes = 16;
 
@@ -17,9 +18,10 @@ struct ConvGradTask {
   int64_t output, outputs;          // output channels
   int64_t tile_height, tile_width;  // of the output plane
   int64_t patch_height, patch_width;
-  float* sums;     // [taps][inputs, or 1 where depthwise][outputs in whole vectors]: zeroed, then added to
-  float* bias;     // [outputs in whole vectors], or null
-  float* scratch;  // grad_scratch() floats
+  int64_t most_tiles;  // that are summed together
+  float* sums;         // [taps][inputs, or 1 where depthwise][outputs in whole vectors]: zeroed, then added to
+  float* bias;         // [outputs in whole vectors], or null
+  float* scratch;      // grad_scratch() floats
 };
 
 static inline bool is_lanewise(const ConvWeightGradParams& p) { return is_depthwise(p.conv.weight, p.conv.groups); }

@@ -74,6 +74,51 @@ bool copy_weights(const ConvTransposeParams& p, const Conv2dParams& c, const Tra
   return !not_finite;
 }
 
+// May a phase's weights be read where they are, all of them memory without gaps?
+bool reads_in_place(const ConvTransposeParams& p) {
+  const int64_t *size = p.weight.size, *stride = p.weight.stride;
+  const bool last = stride[1] == 1 && stride[3] == size[1] && stride[2] == size[3] * stride[3];
+  const bool first = stride[3] == 1 && stride[2] == size[3] && stride[1] == size[2] * stride[2];
+  return p.groups == 1 && (last || first) && stride[0] == size[1] * size[2] * size[3];
+}
+
+// Of the workspace, for copies of all phases' weights.
+int64_t weight_bytes(const ConvTransposeParams& p) {
+  return reads_in_place(p) ? 0 : round_up(transpose_weights(p) * dtype_size(p.x.dtype));
+}
+
+// A phase's taps, turned round, as a view of all weights.
+TensorView view_of_weights(const ConvTransposeParams& p, const Conv2dParams& c, const TransposePhase& row,
+                           const TransposePhase& column) {
+  const TensorView& w = p.weight;
+  TensorView view = c.weight;
+  view.data =
+      static_cast<char*>(w.data) + (row.last_tap * w.stride[2] + column.last_tap * w.stride[3]) * dtype_size(p.x.dtype);
+  const int64_t strides[4] = {w.stride[1], w.stride[0], -row.tap_step * w.stride[2], -column.tap_step * w.stride[3]};
+  std::copy(strides, strides + 4, view.stride);
+  return view;
+}
+
+template <class T>
+bool all_finite(const ConvTransposeParams& p, T exponent, const Parallel& parallel) {
+  constexpr int64_t kRun = 1 << 14;
+  const int64_t all = p.weight.size[0] * p.weight.stride[0];
+  const T* const from = static_cast<const T*>(p.weight.data);
+  int32_t not_finite = 0;
+  parallel_for(parallel, (all + kRun - 1) / kRun, 4, [&](int64_t begin, int64_t end) {
+    if (any_not_finite(from + begin * kRun, std::min(end * kRun, all) - begin * kRun, exponent))
+      __atomic_store_n(&not_finite, 1, __ATOMIC_RELAXED);
+  });
+  return !not_finite;
+}
+
+// f(dtype's integer, its exponent's bits).
+template <class F>
+bool by_exponent(DType dtype, const F& f) {
+  if (dtype_size(dtype) == 4) return f(uint32_t{0x7f800000u});
+  return f(static_cast<uint16_t>(dtype == DType::kF16 ? 0x7c00u : 0x7f80u));
+}
+
 // Does some output of a phase read beyond x?
 bool reaches_out(const ConvTransposeParams& p, int d, const TransposePhase& phase) {
   return phase.first < 0 || phase.first + phase.side - 1 + int64_t{phase.taps - 1} * phase.dilation >= p.x.size[2 + d];
@@ -81,17 +126,19 @@ bool reaches_out(const ConvTransposeParams& p, int d, const TransposePhase& phas
 
 // False, and nothing is done, where zeros around x would meet weights that are no finite numbers.
 bool run_phases(const ConvTransposeParams& p, char* workspace, const Parallel& parallel) {
-  char* scratch = workspace + round_up(transpose_weights(p) * dtype_size(p.x.dtype));
-  bool right = true;
+  const bool in_place = reads_in_place(p);
+  char* scratch = workspace + weight_bytes(p);
+  bool right = true, reaches = false;
   each_phase(p, workspace, [&](const Conv2dParams& c, const TransposePhase& row, const TransposePhase& column) {
-    const bool finite =
-        dtype_size(p.x.dtype) == 4
-            ? copy_weights<uint32_t>(p, c, row, column, 0x7f800000u, parallel)
-            : copy_weights<uint16_t>(p, c, row, column, p.x.dtype == DType::kF16 ? 0x7c00u : 0x7f80u, parallel);
-    right &= finite || (!reaches_out(p, 0, row) && !reaches_out(p, 1, column));
+    const bool out = reaches_out(p, 0, row) || reaches_out(p, 1, column);
+    reaches |= out;
+    if (in_place) return;
+    right &= by_exponent(p.x.dtype, [&](auto e) { return copy_weights(p, c, row, column, e, parallel); }) || !out;
   });
+  if (in_place && reaches) right = by_exponent(p.x.dtype, [&](auto e) { return all_finite(p, e, parallel); });
   if (!right) return false;
-  each_phase(p, workspace, [&](const Conv2dParams& c, const TransposePhase&, const TransposePhase&) {
+  each_phase(p, workspace, [&](Conv2dParams c, const TransposePhase& row, const TransposePhase& column) {
+    if (in_place) c.weight = view_of_weights(p, c, row, column);
     run_conv(c, scratch, parallel);
   });
   return true;
@@ -199,7 +246,7 @@ int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(const sbnet::ConvTrans
   each_phase(*p, nullptr, [&](const Conv2dParams& c, const TransposePhase&, const TransposePhase&) {
     most = std::max(most, conv_workspace_bytes(c, threads));
   });
-  return round_up(transpose_weights(*p) * dtype_size(p->x.dtype)) + most;
+  return weight_bytes(*p) + most;
 }
 
 sbnet::Status sbnet_sparse_conv_transpose2d_cpu(const sbnet::ConvTransposeParams* params, void* workspace,

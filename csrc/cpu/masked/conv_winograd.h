@@ -66,7 +66,8 @@ SBNET_INLINE void transform_taps(const Vec* g, Vec* to) {
   transform<R, add_two_taps, add_three_taps>(g, to);
 }
 
-// kLanes output channels of a panel, from its k0-th on.
+// kLanes output channels of a panel, from its k0-th on. Squares of kLanes x kLanes channels go through a buffer, as in
+// pack_tap.
 template <class T, int R>
 static void pack_winograd_lanes(const WinogradPanel& panel, int64_t k0) {
   constexpr int kTerms = winograd_terms(R);
@@ -74,21 +75,32 @@ static void pack_winograd_lanes(const WinogradPanel& panel, int64_t k0) {
   float* to = panel.weights + k0;
   for (const WinogradRun* run = panel.runs; run < panel.runs + panel.run_count; ++run) {
     const T* source = static_cast<const T*>(run->filters) + k0 * run->stride[0];
-    for (int64_t c = 0; c < run->count; ++c, to += panel.width) {
-      Vec rows[R][kTerms], column[R], terms[kTerms];  // of each column of taps, the terms of its rows
-      for (int s = 0; s < R; ++s) {
-        for (int r = 0; r < R; ++r) {
-          alignas(64) float lanes[kLanes] = {};
-          for (int64_t k = 0; k < used; ++k)
-            lanes[k] = widen(source[k * run->stride[0] + c * run->stride[1] + r * run->stride[2] + s * run->stride[3]]);
-          column[r] = load(lanes);
+    for (int64_t c0 = 0; c0 < run->count; c0 += kLanes, source += kLanes * run->stride[1]) {
+      const int64_t count = smaller(kLanes, run->count - c0);
+      alignas(64) float taps[R][R][kLanes][kLanes];  // [column][row][input][output]
+      for (int r = 0; r < R; ++r)
+        for (int s = 0; s < R; ++s) {
+          const T* const tap = source + r * run->stride[2] + s * run->stride[3];
+          if (run->stride[0] == 1 && used == kLanes) {  // turned weights: nothing to transpose
+            for (int64_t c = 0; c < count; ++c) load_row(taps[s][r][c], tap + c * run->stride[1], 1, kLanes);
+            continue;
+          }
+          alignas(64) float square[kLanes][kLanes + 1] = {};
+          for (int64_t k = 0; k < used; ++k) load_row(square[k], tap + k * run->stride[0], run->stride[1], count);
+          for (int64_t c = 0; c < count; ++c)
+            for (int64_t k = 0; k < kLanes; ++k) taps[s][r][c][k] = square[k][c];
         }
-        transform_taps<R>(column, rows[s]);
-      }
-      for (int i = 0; i < kTerms; ++i) {
-        for (int s = 0; s < R; ++s) column[s] = rows[s][i];
-        transform_taps<R>(column, terms);
-        for (int j = 0; j < kTerms; ++j) store(to + (i * kTerms + j) * apart, terms[j]);
+      for (int64_t c = 0; c < count; ++c, to += panel.width) {
+        Vec rows[R][kTerms], column[R], terms[kTerms];  // of each column of taps, the terms of its rows
+        for (int s = 0; s < R; ++s) {
+          for (int r = 0; r < R; ++r) column[r] = load(taps[s][r][c]);
+          transform_taps<R>(column, rows[s]);
+        }
+        for (int i = 0; i < kTerms; ++i) {
+          for (int s = 0; s < R; ++s) column[s] = rows[s][i];
+          transform_taps<R>(column, terms);
+          for (int j = 0; j < kTerms; ++j) store(to + (i * kTerms + j) * apart, terms[j]);
+        }
       }
     }
   }

@@ -24,7 +24,7 @@ __device__ __forceinline__ Activation chosen(Activation activation) {
 }
 
 // A word's numbers out of a table [rows][channels of the CTA] in shared memory, read where they are used: registers
-// that held them would be room for other CTAs.
+// that held them would be room for other CTAs. A row is read once for the pixels that a thread has together.
 template <int kN>
 struct Row {
   const float* at;
@@ -32,6 +32,8 @@ struct Row {
       : at(table + (row * thread.words + thread.word) * kN) {}
   __device__ __forceinline__ float operator[](int e) const { return at[e]; }
 };
+
+constexpr int kPixels = 1;  // that a thread has together: of two, fewer CTAs fit, which costs more than it saves
 
 template <class T, int kN>
 struct Two {
@@ -94,21 +96,27 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
   __syncthreads();
   const Row<kN> mean(table, 0, thread), scale(table, 1, thread), shift(table, 2, thread);
   const bool added = p.residual.data != nullptr;
-  for_part<1>(
+  for_part<kPixels>(
       as_conv, plan, thread, list, takers,
-      [&](const portable::Pixel& at) {
-        Two<T, kN> in = {*word_at<T, kN>(p.x, at, thread.channel), zeros<T, kN>()};
-        if (added) in.b = *word_at<T, kN>(p.residual, at, thread.channel);
+      [&](const Place& place) {
+        Two<T, kN> in = {*word_at<T, kN>(p.x, plan, place, thread.channel), zeros<T, kN>()};
+        if (added) in.b = *word_at<T, kN>(p.residual, plan, place, thread.channel);
         return in;
       },
-      [&](const portable::Pixel& at, const Two<T, kN>& in) {
-        Word<T, kN> out;
+      [&](const Place(&places)[kPixels], const Two<T, kN>(&in)[kPixels]) {
+        Word<T, kN> out[kPixels];
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          const float z = (to_float(in.a.channel[e]) - mean[e]) * scale[e] + shift[e] + to_float(in.b.channel[e]);
-          out.channel[e] = from_float<T>(activate(chosen<kKind>(p.activation), p.activation_param, z));
+          const float m = mean[e], a = scale[e], b = shift[e];
+#pragma unroll
+          for (int k = 0; k < kPixels; ++k) {
+            const float z = (to_float(in[k].a.channel[e]) - m) * a + b + to_float(in[k].b.channel[e]);
+            out[k].channel[e] = from_float<T>(activate(chosen<kKind>(p.activation), p.activation_param, z));
+          }
         }
-        *word_at<T, kN>(p.y, at, thread.channel) = out;
+#pragma unroll
+        for (int k = 0; k < kPixels; ++k)
+          if (places[k].at.n >= 0) *word_at<T, kN>(p.y, plan, places[k], thread.channel) = out[k];
       });
 }
 
@@ -121,11 +129,11 @@ struct Through {
 
   __device__ __forceinline__ Through(const float* table, const SumThread& thread)
       : mean(table, 0, thread), scale(table, 1, thread), shift(table, 2, thread) {}
-  __device__ __forceinline__ float operator()(const BatchNormGradParams& p, const Three<T, kN>& in, int e) const {
+  __device__ __forceinline__ float operator()(const BatchNormGradParams& p, const Three<T, kN>& in, int e, float mean,
+                                              float scale, float shift) const {
     const float grad = to_float(in.a.channel[e]);
     if (kKind == Kind::kNone) return grad;
-    const float z =
-        p.given.data ? to_float(in.c.channel[e]) : (to_float(in.b.channel[e]) - mean[e]) * scale[e] + shift[e];
+    const float z = p.given.data ? to_float(in.c.channel[e]) : (to_float(in.b.channel[e]) - mean) * scale + shift;
     return gradient(chosen<kKind>(p.activation), p.activation_param, grad, z);
   }
 };
@@ -137,10 +145,11 @@ __device__ __forceinline__ void tabulate(const BatchNormGradParams& p, int64_t c
   to[2 * channels] = parameter(p.bias, p.param_dtype, c, 0.f);
 }
 template <class T, int kN>
-__device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p, const portable::Pixel& at,
-                                                   int64_t channel) {
-  Three<T, kN> in = {*word_at<T, kN>(p.grad, at, channel), *word_at<T, kN>(p.x, at, channel), zeros<T, kN>()};
-  if (p.given.data) in.c = *word_at<T, kN>(p.given, at, channel);
+__device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p, const SumPlan& plan,
+                                                   const Place& place, int64_t channel) {
+  Three<T, kN> in = {*word_at<T, kN>(p.grad, plan, place, channel), *word_at<T, kN>(p.x, plan, place, channel),
+                     zeros<T, kN>()};
+  if (p.given.data) in.c = *word_at<T, kN>(p.given, plan, place, channel);
   return in;
 }
 
@@ -164,15 +173,19 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 4)
     tabulate(p, c, table + threadIdx.x, channels);
   __syncthreads();
   const Through<T, kN, kKind> through(table, thread);
-  for_part<1>(
+  for_part<kPixels>(
       as_conv, plan, thread, list, list.parts,
-      [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
-      [&](const portable::Pixel&, const Three<T, kN>& in) {
+      [&](const Place& place) { return load_three<T, kN>(p, plan, place, thread.channel); },
+      [&](const Place(&)[kPixels], const Three<T, kN>(&in)[kPixels]) {  // of no pixel g is 0
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          const float g = through(p, in, e);
-          of_grad[e] += g;
-          of_both[e] += g * (to_float(in.b.channel[e]) - through.mean[e]);
+          const float mean = through.mean[e], scale = through.scale[e], shift = through.shift[e];
+#pragma unroll
+          for (int k = 0; k < kPixels; ++k) {
+            const float g = through(p, in[k], e, mean, scale, shift);
+            of_grad[e] += g;
+            of_both[e] += g * (to_float(in[k].b.channel[e]) - mean);
+          }
         }
       });
 #pragma unroll
@@ -231,20 +244,28 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
   __syncthreads();
   const Through<T, kN, kKind> through(table, thread);
   const Row<kN> b(table, 3, thread), shift(table, 4, thread);
-  for_part<1>(
+  for_part<kPixels>(
       as_conv, plan, thread, list, takers,
-      [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
-      [&](const portable::Pixel& at, const Three<T, kN>& in) {
-        Word<T, kN> out, g;
+      [&](const Place& place) { return load_three<T, kN>(p, plan, place, thread.channel); },
+      [&](const Place(&places)[kPixels], const Three<T, kN>(&in)[kPixels]) {
+        Word<T, kN> out[kPixels], g[kPixels];
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          const float own = through(p, in, e);
-          g.channel[e] = from_float<T>(own);
-          out.channel[e] =
-              from_float<T>(own * through.scale[e] + ((to_float(in.b.channel[e]) - through.mean[e]) * b[e] + shift[e]));
+          const float mean = through.mean[e], scale = through.scale[e], of_z = through.shift[e];
+          const float b_of = b[e], shift_of = shift[e];
+#pragma unroll
+          for (int k = 0; k < kPixels; ++k) {
+            const float own = through(p, in[k], e, mean, scale, of_z);
+            g[k].channel[e] = from_float<T>(own);
+            out[k].channel[e] = from_float<T>(own * scale + ((to_float(in[k].b.channel[e]) - mean) * b_of + shift_of));
+          }
         }
-        *word_at<T, kN>(p.y, at, thread.channel) = out;
-        if (p.grad_residual.data) *word_at<T, kN>(p.grad_residual, at, thread.channel) = g;
+#pragma unroll
+        for (int k = 0; k < kPixels; ++k) {
+          if (places[k].at.n < 0) continue;
+          *word_at<T, kN>(p.y, plan, places[k], thread.channel) = out[k];
+          if (p.grad_residual.data) *word_at<T, kN>(p.grad_residual, plan, places[k], thread.channel) = g[k];
+        }
       });
 }
 
@@ -260,14 +281,15 @@ __global__ void __launch_bounds__(kSumThreads) follow_kernel(const __grid_consta
 template <class T, int kN, Kind kKind>
 Status launch_norm(const BatchNormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   Conv2dParams as_conv;
-  SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
+  SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1, false};
   dim3 ctas, takers;
   SBNET_TRY(plan_sums<kN>(kOp, p.x, p.active, device, &as_conv, &plan, &ctas, &takers));
+  plan.alike = alike(p.x, p.y) && alike(p.x, p.residual);
   float* const values = static_cast<float*>(workspace);
   float* const counts = values + 2 * kMostNormParts * p.x.size[1];
   SBNET_CUDA_TRY(kOp,
                  launch_dependent(device, moments_kernel<T, kN>, ctas, dim3(kSumThreads),
-                                  kSumThreads * (2 * kN + 1) * sizeof(float), stream, as_conv, plan, values, counts));
+                                  kSumThreads * (3 * kN + 1) * sizeof(float), stream, as_conv, plan, values, counts));
   const float *found = values, *pixels = counts;
   SBNET_CUDA_TRY(kOp, launch_dependent(device, norm_kernel<T, kN, kKind>, takers, dim3(kSumThreads), 0, stream, as_conv,
                                        p, plan, FringePlan(p), found, pixels));
@@ -278,9 +300,10 @@ template <class T, int kN, Kind kKind>
 Status launch_grad(const BatchNormGradParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   float* const sums = static_cast<float*>(workspace);
   Conv2dParams as_conv;
-  SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
+  SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1, false};
   dim3 ctas, takers;
   SBNET_TRY(plan_sums<kN>(kGradOp, p.x, p.active, device, &as_conv, &plan, &ctas, &takers));
+  plan.alike = alike(p.x, p.y) && alike(p.x, p.grad) && alike(p.x, p.given) && alike(p.x, p.grad_residual);
   SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN, kKind>, ctas, dim3(kSumThreads),
                                            kSumThreads * 2 * kN * sizeof(float), stream, as_conv, p, plan, sums));
   const float* found = sums;

@@ -1,6 +1,8 @@
 // What batch normalisation sums over parts of the list: a CTA takes a part and some words of channels. Who reads the
 // sums merges what the parts found of its channels itself, in order: that costs less than a launch.
 #pragma once
+#include <algorithm>
+
 #include "core/masked/batch_norm.h"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/pixels.cuh"
@@ -12,7 +14,12 @@ struct SumPlan {
   portable::PixelList list;
   FastDiv words;  // of a pixel that a CTA takes together
   int32_t all_words, parts;
+  bool alike;  // have all tensors x's strides? A pixel's place is the same in all then.
 };
+
+inline bool alike(const TensorView& a, const TensorView& b) {
+  return !b.data || std::equal(a.stride, a.stride + 4, b.stride);
+}
 
 constexpr int kSumThreads = 256;
 
@@ -35,10 +42,18 @@ struct SumThread {
   }
 };
 
+// A pixel of the list, and the place of its first channel in x; no pixel where n < 0.
+struct Place {
+  portable::Pixel at;
+  int64_t offset;
+};
+
 template <class T, int kN>
-__device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const portable::Pixel& at, int64_t channel) {
-  return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + at.n * t.stride[0] + channel * t.stride[1] +
-                                        at.row * t.stride[2] + at.column * t.stride[3]);
+__device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const SumPlan& plan, const Place& place,
+                                                int64_t channel) {
+  const portable::Pixel& at = place.at;
+  const int64_t pixel = plan.alike ? place.offset : at.n * t.stride[0] + at.row * t.stride[2] + at.column * t.stride[3];
+  return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + pixel + (kN > 1 ? channel : channel * t.stride[1]));
 }
 
 // The list as it is: its pixels, and in how many parts they are summed: no more than are worth a part.
@@ -62,27 +77,29 @@ __device__ __forceinline__ int takers_in_use(const SumPlan& plan, const SumList&
   return static_cast<int>(max(min((list.entries + pixels - 1) / pixels, int64_t{gridDim.x}), int64_t{1}));
 }
 
-// use(pixel, load(pixel)) for the thread's pixels of part blockIdx.x of `parts`, kBatch loads of them at a time.
+// use(places, load(place) of each) for the thread's pixels of part blockIdx.x of `parts`, kBatch of them at a time:
+// their loads are under way together. What is loaded of no pixel is zeros.
 template <int kBatch, class Load, class Use>
 __device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
                                          const SumList& list, int parts, const Load& load, const Use& use) {
   if (!thread.taken) return;
+  const TensorView& x = as_conv.y;
   const int count = list.count;
   const int64_t entries = list.entries, each = (entries + parts - 1) / parts;
   const int64_t begin = each * blockIdx.x, end = min(begin + each, entries);
   for (int64_t first = begin + thread.lane; first < end; first += kBatch * thread.lanes) {
-    portable::Pixel pixel[kBatch];
-    decltype(load(pixel[0])) loaded[kBatch];
+    Place places[kBatch];
+    decltype(load(places[0])) loaded[kBatch] = {};
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const int64_t entry = first + k * thread.lanes;
-      pixel[k] = portable::locate_pixel(as_conv, plan.list, entry < end ? entry : first, count);
-      if (entry >= end) pixel[k].n = -1;
-      if (pixel[k].n >= 0) loaded[k] = load(pixel[k]);
+      Place& place = places[k];
+      place.at = portable::locate_pixel(as_conv, plan.list, entry < end ? entry : first, count);
+      if (entry >= end) place.at.n = -1;
+      place.offset = place.at.n * x.stride[0] + place.at.row * x.stride[2] + place.at.column * x.stride[3];
+      if (place.at.n >= 0) loaded[k] = load(place);
     }
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k)
-      if (pixel[k].n >= 0) use(pixel[k], loaded[k]);
+    use(places, loaded);
   }
 }
 
@@ -108,12 +125,12 @@ __device__ __forceinline__ void merge_parts(int channels, int parts, double (&su
 
 // Mean, and sum of squared distances from it, of each channel of a part. A thread sums about its own first pixel: one
 // of the numbers themselves, so that their spread bounds what cancels. Threads' are merged as Chan, Golub and LeVeque
-// have it (1979).
+// have it (1979), in double: a thread's mean is no float, but how far it lies from its first pixel is.
 template <class T, int kN>
 __global__ void __launch_bounds__(kSumThreads, 3)
     moments_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ SumPlan plan, float* values,
                    float* counts) {
-  extern __shared__ __align__(16) float shared[];  // [2 * kN][kSumThreads], then counts [kSumThreads]
+  extern __shared__ __align__(16) float shared[];  // [3 * kN][kSumThreads], then counts [kSumThreads]
   grid_dependency_wait();
   grid_dependency_release();
   const TensorView& x = as_conv.y;
@@ -125,45 +142,54 @@ __global__ void __launch_bounds__(kSumThreads, 3)
   float about[kN] = {}, sum[kN] = {}, square[kN] = {}, pixels = 0.f;
   for_part<4>(
       as_conv, plan, thread, list, list.parts,
-      [&](const portable::Pixel& at) { return *word_at<T, kN>(x, at, thread.channel); },
-      [&](const portable::Pixel&, const Word<T, kN>& loaded) {
+      [&](const Place& place) { return *word_at<T, kN>(x, plan, place, thread.channel); },
+      [&](const Place(&places)[4], const Word<T, kN>(&loaded)[4]) {
 #pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          const float v = to_float(loaded.channel[e]);
-          if (pixels == 0.f) about[e] = v;
-          sum[e] += v - about[e];
-          square[e] += (v - about[e]) * (v - about[e]);
+        for (int k = 0; k < 4; ++k) {
+          if (places[k].at.n < 0) continue;
+#pragma unroll
+          for (int e = 0; e < kN; ++e) {
+            const float v = to_float(loaded[k].channel[e]);
+            if (pixels == 0.f) about[e] = v;
+            sum[e] += v - about[e];
+            square[e] += (v - about[e]) * (v - about[e]);
+          }
+          pixels += 1.f;
         }
-        pixels += 1.f;
       });
   const float some = fmaxf(pixels, 1.f);
 #pragma unroll
   for (int e = 0; e < kN; ++e) {
-    shared[(2 * e) * kSumThreads + threadIdx.x] = about[e] + sum[e] / some;
-    shared[(2 * e + 1) * kSumThreads + threadIdx.x] = fmaxf(square[e] - sum[e] * (sum[e] / some), 0.f);
+    const float apart = sum[e] / some;
+    shared[(3 * e) * kSumThreads + threadIdx.x] = about[e];
+    shared[(3 * e + 1) * kSumThreads + threadIdx.x] = apart;
+    shared[(3 * e + 2) * kSumThreads + threadIdx.x] = fmaxf(square[e] - sum[e] * apart, 0.f);
   }
-  shared[2 * kN * kSumThreads + threadIdx.x] = pixels;
+  const float* const found_pixels = shared + 3 * kN * kSumThreads;
+  shared[3 * kN * kSumThreads + threadIdx.x] = pixels;
   __syncthreads();
   for (uint32_t k = threadIdx.x; k < words * kN; k += kSumThreads) {
     const uint32_t of_word = k % words, e = k / words;
     const int64_t c = int64_t{blockIdx.y * words + of_word} * kN + e;
     if (c >= C) continue;
+    const float* const own = shared + 3 * e * kSumThreads;
+    const auto mean_of = [&](uint32_t at) { return static_cast<double>(own[at]) + own[kSumThreads + at]; };
     float all = 0.f;
     double total = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
-      const float n = shared[2 * kN * kSumThreads + at];
-      all += n;
-      total += n * (shared[(2 * e) * kSumThreads + at] - shared[(2 * e) * kSumThreads + of_word]);
+      all += found_pixels[at];
+      total += found_pixels[at] * mean_of(at);
     }
-    const float mean = shared[(2 * e) * kSumThreads + of_word] + static_cast<float>(total / fmaxf(all, 1.f));
+    const double mean = total / fmaxf(all, 1.f);
     double spread = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
-      const float apart = shared[(2 * e) * kSumThreads + at] - mean, n = shared[2 * kN * kSumThreads + at];
-      if (n > 0.f) spread += shared[(2 * e + 1) * kSumThreads + at] + n * apart * apart;
+      const double apart = mean_of(at) - mean;
+      const float n = found_pixels[at];
+      if (n > 0.f) spread += own[2 * kSumThreads + at] + n * (apart * apart);
     }
-    values[2 * int64_t{blockIdx.x} * C + c] = mean;
+    values[2 * int64_t{blockIdx.x} * C + c] = static_cast<float>(mean);
     values[(2 * int64_t{blockIdx.x} + 1) * C + c] = static_cast<float>(spread);
     if (c == 0) counts[blockIdx.x] = all;
   }
@@ -182,7 +208,7 @@ Status plan_sums(const char* op, const TensorView& x, const ActiveView& active, 
   const int64_t columns = (words + together - 1) / together;
   SBNET_CHECK(columns < 65536, "%s: x: expected fewer than 65536 channels, got %lld", op,
               static_cast<long long>(x.size[1]));
-  *plan = {portable::PixelList(*as_conv), FastDiv(together), static_cast<int32_t>(words), 1};
+  *plan = {portable::PixelList(*as_conv), FastDiv(together), static_cast<int32_t>(words), 1, false};
   const int64_t lanes = kSumThreads / together, entries = plan->list.tiles(active.capacity, 1);
   const auto parts = [&](int64_t pixels, int64_t per_sm, int64_t limit) {
     const int64_t wanted =

@@ -6,7 +6,7 @@
 namespace sbnet::portable {
 namespace {
 
-constexpr int kWarps = 8, kLeastPixels = 512, kMostTaps = 8;
+constexpr int kWarps = 8, kLeastPixels = 128, kMostTaps = 8;
 
 template <class T, int N>
 struct alignas(sizeof(T) * N) Channels {

@@ -11,7 +11,7 @@ constexpr const char* kOp = "sparse_pool2d_grad";
 struct PoolGradPlan {
   FastDiv words, width, height, stride[2], dilation[2], block[2], own[2];
   int64_t items;
-  bool channels_inner;
+  bool channels_inner, wide;  // wide: 31 bits do not number the items
 };
 
 template <class T, int kN>
@@ -24,28 +24,31 @@ __device__ __forceinline__ void add_window(const PoolParams& p, const T* x, cons
     for (int e = 0; e < kN; ++e) sums[e] += to_float(dy.channel[e]) * share;
     return;
   }
-  float best[kN];
-  int at[kN], mine = -1, tap = 0;
-  bool first = true;
+  // Is (i, j) the maximum? The first of equals is, and the last NaN.
+  const auto at = [&](int row, int column) {
+    return *reinterpret_cast<const Word<T, kN>*>(x + row * p.x.stride[2] + column * p.x.stride[3]);
+  };
+  const Word<T, kN> own = at(i, j);
+  uint32_t other = 0;  // channels whose maximum is another
   for (int r = 0; r < p.kernel[0]; ++r) {
     const int row = top + r * p.dilation[0];
     if (static_cast<unsigned>(row) >= static_cast<unsigned>(p.x.size[2])) continue;
-    for (int s = 0; s < p.kernel[1]; ++s, ++tap) {
+    for (int s = 0; s < p.kernel[1]; ++s) {
       const int column = left + s * p.dilation[1];
-      if (static_cast<unsigned>(column) >= static_cast<unsigned>(p.x.size[3])) continue;
-      if (row == i && column == j) mine = tap;
-      const Word<T, kN> word = *reinterpret_cast<const Word<T, kN>*>(x + row * p.x.stride[2] + column * p.x.stride[3]);
+      if (static_cast<unsigned>(column) >= static_cast<unsigned>(p.x.size[3]) || (row == i && column == j)) continue;
+      const Word<T, kN> word = at(row, column);
+      const bool before = row < i || (row == i && column < j);
 #pragma unroll
       for (int e = 0; e < kN; ++e) {
-        const float v = to_float(word.channel[e]);
-        if (first || v > best[e] || v != v) best[e] = v, at[e] = tap;
+        const float v = to_float(word.channel[e]), mine = to_float(own.channel[e]);
+        const bool wins = before ? !(v < mine) && mine == mine : !(v <= mine) && (v != v || mine == mine);
+        other |= static_cast<uint32_t>(wins) << e;
       }
-      first = false;
     }
   }
 #pragma unroll
   for (int e = 0; e < kN; ++e)
-    if (at[e] == mine) sums[e] += to_float(dy.channel[e]);
+    if (!(other >> e & 1)) sums[e] += to_float(dy.channel[e]);
 }
 
 template <class T, int kN>
@@ -57,16 +60,24 @@ __global__ void __launch_bounds__(kPixelThreads)
   const BlockGrid& grid = p.active.grid;
   for (int64_t item = int64_t{blockIdx.x} * kPixelThreads + threadIdx.x; item < plan.items;
        item += int64_t{gridDim.x} * kPixelThreads) {
-    const int64_t words = plan.words.divisor, plane = int64_t{plan.width.divisor} * plan.height.divisor;
-    const int64_t image = item / (plane * words);
-    const int64_t rest = item - image * plane * words;
-    int64_t pixel, word;
-    if (plan.channels_inner)
-      pixel = rest / words, word = rest - pixel * words;
-    else
-      word = rest / plane, pixel = rest - word * plane;
+    int64_t image, pixel, word;
     uint32_t i, j;
-    plan.width.divmod(static_cast<uint32_t>(pixel), &i, &j);
+    if (plan.channels_inner && !plan.wide) {
+      uint32_t rest, of_word, row, n;
+      plan.words.divmod(static_cast<uint32_t>(item), &rest, &of_word);
+      plan.width.divmod(rest, &row, &j);
+      plan.height.divmod(row, &n, &i);
+      image = n, word = of_word;
+    } else {
+      const int64_t words = plan.words.divisor, plane = int64_t{plan.width.divisor} * plan.height.divisor;
+      image = item / (plane * words);
+      const int64_t rest = item - image * plane * words;
+      if (plan.channels_inner)
+        pixel = rest / words, word = rest - pixel * words;
+      else
+        word = rest / plane, pixel = rest - word * plane;
+      plan.width.divmod(static_cast<uint32_t>(pixel), &i, &j);
+    }
     if (params.dx_map) {
       const int32_t* const row =
           params.dx_map + (image * params.dx_grid.count[0] + plan.own[0].quotient(i)) * params.dx_grid.count[1];
@@ -120,6 +131,7 @@ Status launch(const PoolGradParams& params, const DeviceInfo& device, cudaStream
     plan.own[d] = FastDiv(params.dx_map ? params.dx_grid.size[d] : 1);
   }
   plan.items = p.x.size[0] * words * plane;
+  plan.wide = plan.items >= INT32_MAX;
   plan.channels_inner = params.dx.stride[1] <= params.dx.stride[3];
   const int64_t ctas =
       std::min<int64_t>((plan.items + kPixelThreads - 1) / kPixelThreads, int64_t{device.sm_count} * 8);

@@ -1,7 +1,8 @@
 // sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest; or one
-// does all (image_fold.cuh). A cluster of CTAs takes a sample (where there are no clusters, one CTA): each averages
-// some channels, or sums some pixels, then, when all have, gives some hidden numbers, then some of the gate's. What
-// they tell one another goes through the workspace. The in-place op multiplies by the gate what has just been read.
+// does all (image_fold.cuh). Some CTAs take a sample: each averages some channels, or sums some pixels, then, when all
+// have, gives some hidden numbers, then some of the gate's. A cluster of them meets in between; where there are no
+// clusters, each step is a launch of its own. What they tell one another goes through the workspace. The in-place op
+// multiplies by the gate what has just been read.
 #include "core/masked/squeeze_excite.h"
 #include "core/settled.h"
 #include "cuda/capability.h"
@@ -19,19 +20,15 @@ struct ProductPlan {
   bool words;
 };
 
+constexpr int kAverages = 1, kHidden = 2, kGates = 4, kEveryStep = 7;
+
 struct GatePlan {
   int ranks;       // CTAs of a sample
+  int steps;       // of this launch
   int log2_lanes;  // neighbouring threads that average neighbouring channels
   bool settled;    // core/settled.h
   ProductPlan product[2];
 };
-
-__device__ __forceinline__ void meet(int ranks) {
-  if (ranks > 1)
-    meet_cluster();
-  else
-    __syncthreads();
-}
 
 template <class T>
 __device__ __forceinline__ float bias_at(const void* data, DType dtype, int64_t k) {
@@ -185,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, kFolds ? 2 : 1)  // clusters of 16 i
   if (!plan.settled) grid_dependency_wait();
   if constexpr (kFolds)
     active = list_image(p.block_map, p.grid, n, blocks);
-  else
+  else if (plan.steps & kHidden)
     first.begin(rank);
   if (plan.settled) grid_dependency_wait();
   grid_dependency_release();
@@ -206,14 +203,18 @@ __global__ void __launch_bounds__(kThreads, kFolds ? 2 : 1)  // clusters of 16 i
     }
   } else {
     float* const mean = means + int64_t{n} * C;
-    average<T>(p, plan, slices, values, mean, rank, n);
-    meet(plan.ranks);
-    for (int c = thread; c < C; c += kThreads) shared[c] = mean[c];
+    if (plan.steps & kAverages) average<T>(p, plan, slices, values, mean, rank, n);
+    if (plan.steps == kAverages) return;
+    if (plan.steps == kEveryStep) meet_cluster();
+    if (plan.steps & kHidden)
+      for (int c = thread; c < C; c += kThreads) shared[c] = mean[c];
   }
   __syncthreads();
-  first.run(plan.ranks, shared, [&](int r, float sum) { hidden[r] = gate_step(p.activation, sum); });
+  if (plan.steps & kHidden)
+    first.run(plan.ranks, shared, [&](int r, float sum) { hidden[r] = gate_step(p.activation, sum); });
+  if (plan.steps == kHidden) return;
   second.begin(rank);
-  meet(plan.ranks);
+  if (plan.steps == kEveryStep) meet_cluster();
 
   for (int r = thread; r < R; r += kThreads) shared[r] = hidden[r];
   __syncthreads();
@@ -263,9 +264,9 @@ ProductPlan plan_product(const void* data, int64_t rows, int64_t row, int ranks)
 template <class T>
 Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   const int64_t C = p.x.size[1], R = p.hidden;
-  const int ranks = has_clusters(device) ? kCluster : 1;
-  GatePlan plan = {
-      ranks, 5, inputs_settled(), {plan_product<T>(p.weight1, R, C, ranks), plan_product<T>(p.weight2, C, R, ranks)}};
+  constexpr int ranks = kCluster;
+  const ProductPlan products[] = {plan_product<T>(p.weight1, R, C, ranks), plan_product<T>(p.weight2, C, R, ranks)};
+  GatePlan plan = {ranks, kEveryStep, 5, inputs_settled(), {products[0], products[1]}};
   while (plan.log2_lanes < 8 && int64_t{plan.ranks} << plan.log2_lanes < C) ++plan.log2_lanes;
   float* const values = static_cast<float*>(workspace);
   ImagePlan image;
@@ -281,8 +282,18 @@ Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceIn
   SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
   const size_t shared = static_cast<size_t>(std::max(C, R)) * sizeof(float);
   SBNET_TRY((allow_shared<gate_kernel<T, false>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float)))));
-  SBNET_TRY(launch_images(kOp, gate_kernel<T, false>, p.x.size[0], ranks, shared, stream, p, plan, image,
-                          static_cast<int>(parts.slices), values, gate_means(parts, workspace)));
+  const int slices = static_cast<int>(parts.slices);
+  float* const means = gate_means(parts, workspace);
+  const auto gates = gate_kernel<T, false>;
+  if (has_clusters(device)) {
+    SBNET_TRY(launch_images(kOp, gates, p.x.size[0], ranks, shared, stream, p, plan, image, slices, values, means));
+  } else {
+    for (const int step : {kAverages, kHidden, kGates}) {
+      plan.steps = step;
+      SBNET_CUDA_TRY(kOp, launch_dependent(device, gates, dim3(static_cast<unsigned>(p.x.size[0] * ranks)),
+                                           dim3(kThreads), shared, stream, p, plan, image, slices, values, means));
+    }
+  }
   if (!p.scaled.data) return ok_status();
   const int64_t all = p.x.size[0] * p.grid.count[0] * p.grid.count[1], most = int64_t{device.sm_count} * 8;
   const dim3 ctas(static_cast<unsigned>(std::min(all, most)));
