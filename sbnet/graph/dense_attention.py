@@ -127,7 +127,7 @@ def entered(b: Builder, call: Call, value: Value) -> Value:
     """What an op gave dense, where it is all pixels of a plane with their channels, [N,H*W,C] or [N,H,W,C]: an
     arrangement of a feature map."""
     axes = value.axes
-    if call.name in PIXELWISE or call.name in REDUCTIONS:  # steps of norms that are written out, which rules still look for
+    if call.name in PIXELWISE or call.name in REDUCTIONS:  # steps of norms that are written out, for which rules look
         return value
     if value.constant or axes is None or value.dtype not in PLANNED_DTYPES or feature_map(value) is not None:
         return value
