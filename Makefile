@@ -41,8 +41,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILT := $(VENV)/built-$(shell echo "$(SBNET_CUDA) $(SBNET_CUDA_ARCHS)" | tr -c 'a-z0-9\n' '-')
 SOURCES := $(shell find csrc -type f -not -name '*.pyc') setup.py pyproject.toml sbnet/version.py sbnet/needs.py
 
-# Compute capabilities of the GPUs that machines of x86-64 have: Jetsons (87, 110) are built for on the device.
-RELEASE_ARCHS := 80 86 89 90a 100 120
+# Compute capabilities: 8.6 and 8.9 run the code of 8.0, 10.3 that of 10.0; Jetsons (8.7, 11.0) are built for on the device.
+RELEASE_ARCHS := 80 90a 100 120
 # Kernels are stored compressed as far as nvcc can: a fifth of the size.
 RELEASE_NVCC := --compress-mode=size
 # The oldest versions that are served.

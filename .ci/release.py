@@ -280,7 +280,7 @@ def torch_stub(torch_dir: Path, folder: Path) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--archs", default="80 86 89 90a 100 120", help="compute capabilities")
+    parser.add_argument("--archs", default="80 90a 100 120", help="compute capabilities")
     parser.add_argument("--parts", default="", help="cpu, cuda, aarch64; default: all that can be built here")
     parser.add_argument("--nvcc", default="", help="further flags of nvcc")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")

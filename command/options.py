@@ -11,6 +11,11 @@ class Device(str, enum.Enum):
     cuda = "cuda"
 
 
+class Encoder(str, enum.Enum):
+    x264 = "x264"
+    nvenc = "nvenc"
+
+
 class Decoder(str, enum.Enum):
     auto = "auto"
     host = "host"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbnet_command.options import Decoder, Device, Dtype, Mode, View
+from sbnet_command.options import Decoder, Device, Dtype, Encoder, Mode, View
 
 if TYPE_CHECKING:
     from sbnet.apps.pipeline import Summary
@@ -99,6 +99,9 @@ def run(
     decoder: Annotated[
         Decoder, typer.Option(help="Of films, on a GPU. nvdec: its hardware (extra nvdec); auto: that where it serves.")
     ] = Decoder.host,
+    encoder: Annotated[
+        Encoder, typer.Option(help="Of films. nvenc: the hardware of cards that have it.")
+    ] = Encoder.x264,
     mode: Annotated[Mode | None, typer.Option(help="dense: no mask.", show_default="the network's own")] = None,
     margin: Annotated[
         str | None,
@@ -156,6 +159,7 @@ def run(
         "mask": mask, "mode": mode and mode.value, "size": plane, "limit": frames, "skip_broken": skip_broken,
         "dtype": None if dtype is Dtype.auto else getattr(torch, dtype.value), "compare": compare,
         "view": view.value, "audio": audio, "check": check, "decode": decode, "decoder": decoder.value,
+        "encoder": encoder.value,
     }  # fmt: skip
     if distributed:
         if report is not None:

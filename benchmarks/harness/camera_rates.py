@@ -6,7 +6,7 @@ Each camera is the same film. The masked side is `sbnet.Cameras` into a function
 by as many threads of the same decoder, and calls the fastest dense form of the network, its batch the number of
 cameras, on a GPU in one graph as well, with the same work on its outputs. Both run --rounds times in turn, after a run
 that is not counted; the fastest of each is kept. `cpu` is the processor's seconds a thousand frames, of all threads,
-setting up included.
+from the tenth call on.
 
 yolo is the benchmark's YOLOv8s-like detector with random weights, whose scores are moved so that some 50 boxes of the
 first frame count.
@@ -74,12 +74,14 @@ def detector(source: Any, device: str) -> Network:
 
 def masked(given: argparse.Namespace, network: Network) -> tuple[float, dict[str, Any]]:
     """(frames a second, what the run measured)"""
+    used = Used(given.cameras)
     run = sbnet.Cameras(
         [given.source] * given.cameras, given.mask, network, lambda k, result: result.records, device=given.device,
         mode=given.mode, decoder=given.decoder, compare=0, check=0.0, limit=given.frames, patience=5.0,
     )  # fmt: skip
-    summary = run.run()
-    facts = {"density": summary.densities.mean, "ms": summary.ms.mean, "busy": summary.busy, "bound": summary.bound,
+    summary = run.run(used.told)
+    facts = {"cpu": used.a_thousand(), "density": summary.densities.mean, "ms": summary.ms.mean,
+             "busy": summary.busy, "bound": summary.bound,
              "decoder": summary.decoder[0] or "host", "decoder why": summary.decoder[1], "faults": run.faults,
              "frames": summary.frames, "title": summary.title}  # fmt: skip
     return summary.fps, facts
@@ -95,7 +97,7 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
     ]  # fmt: skip
     feeds = [Ahead(camera.source) for camera in cameras]
     behind = Behind(_concluded)
-    frames, begin, call = 0, 0.0, None
+    frames, begin, call, used = 0, 0.0, None, Used(given.cameras)
     try:
         while True:
             batch: list[Any] = [next(feed, None) for feed in feeds]
@@ -106,12 +108,32 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
                 begin = time.perf_counter()
             behind.put((network, *call(batch)))
             frames += len(batch)
+            used.told()
         behind.close()
         seconds = time.perf_counter() - begin
     finally:
         for feed in feeds:
             feed.close()
-    return frames / seconds, {"form": call.name if call else "", "frames": frames}
+    return frames / seconds, {"form": call.name if call else "", "frames": frames, "cpu": used.a_thousand()}
+
+
+class Used:
+    """The processor's time from the tenth call on: before it, things are set up."""
+
+    FIRST = 10
+
+    def __init__(self, cameras: int) -> None:
+        self._cameras, self._calls, self._begin = cameras, 0, 0.0
+
+    def told(self, *_: Any) -> None:
+        self._calls += 1
+        if self._calls == self.FIRST:
+            self._begin = cpu()
+
+    def a_thousand(self) -> float | None:
+        """Seconds of all threads a thousand frames; None: too few calls."""
+        frames = (self._calls - self.FIRST) * self._cameras
+        return 1e3 * (cpu() - self._begin) / frames if frames > 0 else None
 
 
 class _Dense:
@@ -130,8 +152,8 @@ class _Dense:
         self.name, self._model = form_on_cuda(model, network.input(x))
         nothing = torch.zeros(len(batch), 1, 1, dtype=torch.bool, device=device)
 
-        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, None]:
-            return self._model(network.input(x)), nothing, nothing, None
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, Tensor, Tensor, None]:
+            return self._model(network.prepared(wide)), nothing, nothing, None
 
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             self._graph = TickGraph(network, body, batch, device, dtype)
@@ -146,9 +168,7 @@ class _Dense:
             return found, batch, None
         self._graph.upload(batch)
         self._graph.replay()
-        found, _ = self._graph.download()
-        here = torch.cuda.Event(blocking=True)
-        here.record()
+        found, _, here = self._graph.download()
         return found, batch, here
 
 
@@ -167,13 +187,12 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {name: {"fps": 0.0, "rounds": []} for name in sides}
     for k in range(given.rounds + 1):
         for name, side in sides.items():
-            before = cpu()
             fps, facts = side(given, network)
             if not k:
                 continue
             rounds = [*found[name]["rounds"], fps]
             if fps > found[name]["fps"]:
-                found[name] = {"fps": fps, "cpu": 1e3 * (cpu() - before) / facts["frames"], **facts}
+                found[name] = {"fps": fps, **facts}
             found[name]["rounds"] = rounds
     ratio = {"x dense": found["masked"]["fps"] / found["dense"]["fps"]} if "dense" in found else {}
     return {**film_facts(given), "cameras": given.cameras, "asked decoder": given.decoder, **found, **ratio,

@@ -73,7 +73,7 @@ class MaskPath:
 
     def __init__(self, compute: Compute, graph: FrameGraph) -> None:
         self._mask, network = copy.deepcopy(compute.mask), compute.network
-        self._x, self._graphed = seen(graph.pixels, graph.look, graph.dtype), graph
+        self._x, self._graphed = seen(graph.pixels, graph.look, graph.dtype, graph.network)[0], graph
         lists, margin = compute.run.executor.lists, compute.margin
 
         def body() -> tuple[Any, Any]:
@@ -83,7 +83,8 @@ class MaskPath:
         self._mask.reset()
 
     def upload(self, pixels: Tensor) -> None:
-        self._x.copy_(seen(pixels.to(self._x.device), self._graphed.look, self._graphed.dtype))
+        graph = self._graphed
+        self._x.copy_(seen(pixels.to(self._x.device), graph.look, graph.dtype, graph.network)[0])
 
     def replay(self) -> None:
         self._graph.replay()
@@ -123,7 +124,7 @@ def times(source: Any, network: Any, frames: int, traced: int = 0, **options: An
                 found[name].append(lapse(part.replay))
         if len(densities) >= FIRST + frames:
             continue
-        _, active = parts[0].download()
+        _, active, _ = parts[0].download()
         torch.cuda.synchronize()
         densities.append(float(active.float().mean()))
     if len(densities) <= FIRST:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sbnet.benchmarks.harness.hybrid import Hybrid
 from sbnet.benchmarks.harness.registry import Skip
 
 _library: list[Any] = []
@@ -48,9 +49,9 @@ def build(name: str) -> nn.Module:
         for norm in net.modules():
             if isinstance(norm, nn.BatchNorm2d):
                 norm.momentum = 0.5  # half of the statistics: all of them would make chaos of some networks
-        if name not in TOKENS:
+        if any(isinstance(norm, nn.BatchNorm2d) for norm in net.modules()):
             with torch.no_grad():
-                net.train()(torch.rand(4, 3, 96, 96))
+                net.train()(torch.rand(1, 3, *[TOKENS[name]] * 2) if name in TOKENS else torch.rand(4, 3, 96, 96))
     return net.eval()
 
 
@@ -214,12 +215,13 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "SRVGG": SRVGG,
 }
 # Of tokens: name, and the side of its images.
-TOKENS = {"ViT-B/16": 1024, "SAM ViT-B": 1024, "Swin-T": 896, "PVTv2-B2": 1024}
+TOKENS = {"ViT-B/16": 1024, "Swin-T": 1024, "SAM ViT-B": 1024, "PVTv2-B2": 1024, "RT-DETR encoder": 1024}
 NETWORKS |= {
-    "ViT-B/16": lambda: _tokens("vit_base_patch16_224", img_size=1024),
+    "ViT-B/16": lambda: _tokens("vit_base_patch16_224", img_size=TOKENS["ViT-B/16"]),
     "SAM ViT-B": lambda: _tokens("samvit_base_patch16"),
-    "Swin-T": lambda: _tokens("swin_tiny_patch4_window7_224", img_size=896),
+    "Swin-T": lambda: _tokens("swin_tiny_patch4_window7_224", img_size=TOKENS["Swin-T"]),
     "PVTv2-B2": lambda: _tokens("pvt_v2_b2"),
+    "RT-DETR encoder": lambda: Hybrid(_torchvision("resnet50"), TOKENS["RT-DETR encoder"]),
 }
 ON_CPU = "mobilenet_v2", "vgg16_bn", "fcn_resnet50", "U-Net", "repvgg_a0", "YOLOv8n-like"
 ON_CUDA = "U-Net", "YOLOv8n-like", "FPN-ResNet-50", "mobilenet_v3_large", "SRVGG", "deeplabv3_resnet50"

@@ -27,7 +27,7 @@ DISTURBED = 0.1  # share of the processor time that other processes took
 
 def parts(sessions: Iterable[Session]) -> dict[str, str]:
     """What stands between README's marks, by their name."""
-    return {"speed": speed_table(list(sessions))}
+    return {"speed": speed_table([s for s in sessions if s.environment.get("kernels") != "portable"])}
 
 
 def layer_parts(sessions: Iterable[Session]) -> dict[str, str]:

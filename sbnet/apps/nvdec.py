@@ -70,8 +70,8 @@ def check_stream(stream: Any, first: Any) -> None:
 class Decoder:
     """Packets of one stream to NV12 planes on a device.
 
-    All that it does on the device is on a stream of its own, `stream`. The decoder writes each picture where it wrote
-    the last, so each is copied there before the next packet.
+    All that decoders do on a device is on one stream, `stream`: who waits for it once has the pictures of all. The
+    decoder writes each picture where it wrote the last, so each is copied there before the next packet.
 
     Raises:
         UnservedError: as `check_stream` does.
@@ -81,8 +81,7 @@ class Decoder:
         self._codec = CODECS[codec]
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.zeros(1, device=self.device)  # PyTorch's context is the one that is used
-        # Before what the network is doing: a picture that waits for its copy keeps a decoder from the next.
-        self.stream = torch.cuda.Stream(self.device, priority=-1)
+        self.stream = _stream(self.device)
         self._made = self._make()
 
     def _make(self) -> Any:
@@ -119,17 +118,17 @@ class Decoder:
         with torch.cuda.stream(self.stream):  # and its device
             return [(frame.getPTS(), self._copied(frame)) for frame in self._made.Decode(data)]
 
-    def written(self) -> Any:
-        """An event: pictures so far are there."""
-        event = torch.cuda.Event()
-        event.record(self.stream)
-        return event
-
     def _copied(self, frame: Any) -> Tensor:
         planes = torch.from_dlpack(frame)
         if planes.dtype != torch.uint8 or planes.dim() != 2 or planes.shape[0] % 3 or planes.shape[1] % 2:
             raise UnservedError(f"pictures of {planes.dtype} {list(planes.shape)}: expected NV12")
         return planes.clone()
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """Before what the network is doing: a picture that waits for its copy keeps a decoder from the next."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def told(error: Exception) -> str:

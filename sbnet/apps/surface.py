@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.apps import video
+from sbnet.ops.frames.yuv_to_rgb import yuv_to_rgb_
 
 FORMATS = ("yuv420p", "yuvj420p")  # of FFmpeg: 8 bits, chroma of 2x2 pixels
 NARROW = 32  # columns below which FFmpeg rounds in another way
@@ -62,13 +62,13 @@ class Surface:
 
     Attributes:
         planes: [3H/2,W] uint8, H and W even: luma, below it U and V for each 2x2 pixels.
-        ready: an event of the stream that writes them; None: they are there.
+        source: the stream that writes them; None: they are there.
         shown: the picture as the host's decoder shows it, [H,W,3] uint8, where there is such a one.
     """
 
     planes: Tensor
     look: Look
-    ready: Any = None
+    source: Any = None
     shown: Callable[[], np.ndarray] | None = None
 
     @property
@@ -78,9 +78,9 @@ class Surface:
 
     def wait(self) -> Tensor:
         """planes, which what the current stream is given from now on may read."""
-        if self.ready is not None:
+        if self.source is not None:
             current = torch.cuda.current_stream(self.planes.device)
-            current.wait_event(self.ready)
+            current.wait_stream(self.source)
             self.planes.record_stream(current)
         return self.planes
 
@@ -124,72 +124,36 @@ def rgb_of(planes: Tensor, look: Look) -> Tensor:
     """[...,H,W,3] uint8 of planes [...,3H/2,W]: to the bit what FFmpeg's swscale makes of them on x86-64, unless it is
     scaled. CUDA graphs may hold all of this."""
     batch = planes.shape[:-2]
-    rgb = _upright(_colours(planes.reshape(-1, *planes.shape[-2:]), look, torch.float32), look)
-    if look.size is not None and rgb.shape[1:3] != look.size:
-        x = F.interpolate(rgb.movedim(3, 1), size=look.size, mode="bilinear", antialias=True)
-        rgb = x.movedim(1, 3).add(0.5)
-    return rgb.to(torch.uint8).contiguous().view(*batch, *rgb.shape[1:])
+    rgb = _colours(planes.reshape(-1, *planes.shape[-2:]), look, torch.uint8)
+    if look.size is not None and rgb.shape[2:] != look.size:
+        x = F.interpolate(rgb.float(), size=look.size, mode="bilinear", antialias=True)
+        rgb = x.add(0.5).to(torch.uint8)
+    rgb = rgb.movedim(1, 3).contiguous()
+    return rgb.view(*batch, *rgb.shape[1:])
 
 
-def unit_of(planes: Tensor, look: Look, dtype: torch.dtype) -> Tensor:
-    """[N,3,H,W] channels_last, the bytes of `rgb_of` of planes [N,3H/2,W] as a network takes them, 0 to 1; in fewer
-    passes over the frame where nothing is scaled."""
-    if look.size is None:
-        # float16 holds whole numbers of up to 2048.
-        rgb = _upright(_colours(planes, look, torch.float16 if dtype == torch.float16 else torch.float32), look)
-    else:
-        rgb = rgb_of(planes, look)
-    x = rgb.movedim(3, 1) / torch.tensor(255, dtype=dtype)
-    return x.to(dtype).contiguous(memory_format=torch.channels_last)
+def unit_of(planes: Tensor, look: Look, dtype: torch.dtype, border: tuple[int, int] = (0, 0)) -> Tensor:
+    """[N,3,H,W] channels_last, the bytes of `rgb_of` of planes [N,3H/2,W] as a network takes them, 0 to 1.
 
-
-def _colours(planes: Tensor, look: Look, dtype: torch.dtype) -> Tensor:
-    """[N,H,W,3], whole numbers of 0 to 255, of planes [N,3H/2,W] as they lie.
-
-    Swscale multiplies 16-bit integers and keeps the upper halves of the products, so luma and each plane of chroma give
-    what a table of their 256 levels holds.
+    Args:
+        look: one that scales nothing.
+        border: rows below and columns on the right that repeat the picture's border.
     """
-    height, width = planes.shape[1] * 2 // 3, planes.shape[2]
-    of_luma, of_u, of_v = _tables(look.matrix, look.full, planes.device, dtype)
-    y = F.embedding(planes[:, :height].int(), of_luma)
-    chroma = planes[:, height:].int()
-    if look.planar:
-        u, v = chroma.reshape(-1, 2, height // 2, width // 2).unbind(1)
-    else:
-        u, v = chroma.reshape(-1, height // 2, width // 2, 2).unbind(3)
-    tint = F.embedding(u, of_u).add_(F.embedding(v, of_v))
-    shown = y.view(-1, height // 2, 2, width // 2, 2, 1) + tint[:, :, None, :, None]
-    return shown.clamp_(0, 255).view(-1, height, width, 3)
+    return _colours(planes, look, dtype, border)
 
 
-def _upright(rgb: Tensor, look: Look) -> Tensor:
-    """[N,H,W,3] as they are shown."""
-    if look.turned:
-        rgb = rgb.transpose(1, 2)
-    if look.over or look.across:
-        rgb = rgb.flip([axis for axis, mirrored in ((1, look.over), (2, look.across)) if mirrored])
+def _colours(planes: Tensor, look: Look, dtype: torch.dtype, border: tuple[int, int] = (0, 0)) -> Tensor:
+    """[N,3,H,W] channels_last of planes [N,3H/2,W], upright, not scaled."""
+    luma, (red, blue, green_u, green_v) = _factors(look.matrix, look.full)
+    black = 0 if look.full else 16
+    numbers = (luma, red, blue, green_u, green_v, black, look.planar, look.turned, look.over, look.across)
+    height, width = replace(look, size=None).shape_of(planes[0])
+    rgb = torch.empty(
+        len(planes), 3, height + border[0], width + border[1], dtype=dtype, device=planes.device,
+        memory_format=torch.channels_last,
+    )  # fmt: skip
+    yuv_to_rgb_(planes.contiguous(), [int(n) for n in numbers], rgb)
     return rgb
-
-
-@functools.cache  # a CUDA graph reads them where they are
-def _tables(matrix: int, full: bool, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """What each level of luma adds to all colours [256,1], and each of U and of V to red, green and blue [256,3]."""
-    luma, (red, blue, green_u, green_v) = _factors(matrix, full)
-    levels = torch.arange(256, dtype=torch.float64)
-    apart = levels - 128
-    nothing = torch.zeros_like(levels)
-    tables = (
-        _upper(levels - (0 if full else 16), luma)[:, None],
-        torch.stack([nothing, _upper(apart, green_u), _upper(apart, blue)], 1),
-        torch.stack([_upper(apart, red), _upper(apart, green_v), nothing], 1),
-    )
-    of_luma, of_u, of_v = (table.to(device, dtype) for table in tables)
-    return of_luma, of_u, of_v
-
-
-def _upper(values: Tensor, factor: int) -> Tensor:
-    """Of 8 times whole numbers, times a factor of 16 bits, the upper half."""
-    return (values * factor / (1 << 13)).floor()
 
 
 def _factors(matrix: int, full: bool) -> tuple[int, tuple[int, int, int, int]]:

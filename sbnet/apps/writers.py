@@ -20,7 +20,9 @@ from sbnet.apps.video import BT601, BT709, FULL, SCALERS, UNKNOWN, VideoError, V
 from sbnet.files import Part
 
 FORMATS = {".mp4": "mp4", ".mkv": "matroska", ".mov": "mov", ".avi": "avi", ".gif": "gif"}
+NVENC = "h264_nvenc"
 LIMITED = 1  # FFmpeg's number of the range 16 to 235
+ENCODERS = ("x264", "nvenc")
 PACKERS = min(8, os.cpu_count() or 1)  # PNG files that are packed at a time
 
 
@@ -69,6 +71,7 @@ class VideoWriter:
         sound: copy the sound of that film, as far as the pictures go.
         held: go on after so many pictures that `path` holds.
         reads: files that are read meanwhile; `path` is none of them.
+        encoder: of films but .gif: "x264", on the host, or "nvenc", the hardware of NVIDIA's cards that have it.
 
     Attributes:
         notes: what could not be kept.
@@ -76,8 +79,9 @@ class VideoWriter:
 
     def __init__(
         self, path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False,
-        reads: Sequence[Any] = (), held: int = 0,
+        reads: Sequence[Any] = (), held: int = 0, encoder: str = "x264",
     ) -> None:  # fmt: skip
+        self._encoder = _encoder_of(encoder)
         self.path, self.rate, self.notes = path, rate, list[str]()
         self._like, self._av = like, pyav()
         self._part = Part(path, reads, VideoError)
@@ -98,7 +102,7 @@ class VideoWriter:
         if suffix == ".gif":
             codec, pixels = "gif", "rgb8"
         else:
-            codec, pixels = ("libx264" if "libx264" in self._av.codecs_available else "mpeg4"), "yuv420p"
+            codec, pixels = self._encoder, "yuv420p"
         self._stream = stream = self._container.add_stream(codec, rate=self.rate)
         stream.height, stream.width, stream.pix_fmt = height, width, pixels
         if timed and suffix == ".gif":
@@ -122,6 +126,8 @@ class VideoWriter:
             stream.options = {"preset": "veryfast", "crf": "20"}
             # PyAV's own choice, slices of each frame, keeps few cores busy; films need no short delay.
             stream.thread_type = "FRAME"
+        elif codec == NVENC:
+            stream.options = {"preset": "p4", "rc": "vbr", "cq": "20"}
         elif codec == "mpeg4":
             stream.bit_rate = 4 * height * width * int(self.rate) // 10
         if self._wanted and like and like.path and suffix != ".gif":
@@ -240,6 +246,28 @@ class VideoWriter:
             self._part.drop()
 
 
+def _encoder_of(name: str) -> str:
+    """FFmpeg's name of an encoder of ENCODERS.
+
+    Raises:
+        VideoError: there is no such one, or no card that has it.
+    """
+    av = pyav()
+    if name not in ENCODERS:
+        raise VideoError(f"encoder: expected one of {', '.join(ENCODERS)}, got {name!r}")
+    if name != "nvenc":
+        return "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    try:
+        tried = av.CodecContext.create(NVENC, "w")
+        tried.width, tried.height, tried.pix_fmt, tried.time_base = 256, 256, "yuv420p", Fraction(1, 25)
+        tried.open()
+    except (av.error.FFmpegError, ValueError, OSError) as error:
+        raise VideoError(
+            f"encoder nvenc: this machine's cards, or PyAV, do not have it ({files.reason(error)})"
+        ) from None
+    return NVENC
+
+
 def _due(times: list[int]) -> list[int]:
     """When packets with these times of showing, in their order in a file, are to be decoded."""
     shown = sorted(times)
@@ -308,11 +336,11 @@ class PictureWriter:
 
 def open_writer(
     path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False, reads: Sequence[Any] = (),
-    held: int = 0,
+    held: int = 0, encoder: str = "x264",
 ) -> VideoWriter | PictureWriter:  # fmt: skip
     """A video file where the name ends as one, else a folder of PNG files. held: go on after so many pictures."""
     if path.suffix.lower() in FORMATS:
-        return VideoWriter(path, rate, like, sound, reads, held)
+        return VideoWriter(path, rate, like, sound, reads, held, encoder)
     if path.suffix and not path.is_dir():
         endings = ", ".join(FORMATS)
         raise VideoError(f"{path}: expected a name that ends in {endings}, .jsonl, or a folder (no ending) for PNGs")

@@ -115,7 +115,8 @@ def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
     for node, ms in zip(run.plan.graph.nodes, times, strict=True):
         if node.moves or node.kind == "slice":
             continue
-        planned = kind_of(node).planned
+        whole = kind_of(node).whole(node, x.device.type)
+        planned = kind_of(node).planned and not whole
         found.append(
             Layer(
                 node.path,
@@ -124,7 +125,7 @@ def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
                 node.output.shape,
                 multiply_adds(node),
                 ms / total,
-                "" if planned else _why(node, x.shape[0], run.plan.mode),
+                "" if planned else whole or _why(node, x.shape[0], run.plan.mode),
                 node.line,
             )
         )

@@ -97,10 +97,21 @@ class Builder:
         return found
 
     def _constant(self, call: Call) -> Any:
-        if not isinstance(call.made, Tensor):
-            return self.dense(call) if isinstance(call.made, (tuple, list)) else call.made
-        node = Node("const", call.args, [], call.kwargs, call.target, path=call.path)
-        node.outputs.append(_value(call.label, call.made, producer=node, constant=True))
+        if isinstance(call.made, (tuple, list)):
+            if not all(isinstance(v, Tensor) for v in call.made):
+                return self.dense(call)
+            return [self._one_constant(call, made, k) for k, made in enumerate(call.made)]
+        return self._one_constant(call, call.made) if isinstance(call.made, Tensor) else call.made
+
+    def _one_constant(self, call: Call, made: Tensor, at: int | None = None) -> Value:
+        """What an op of constants gives, or number `at` of what it gives."""
+
+        def taken(*args: Any, **kwargs: Any) -> Tensor:
+            return call.target(*args, **kwargs)[at]
+
+        label = call.label if at is None else f"{call.label}_{at}"
+        node = Node("const", call.args, [], call.kwargs, call.target if at is None else taken, path=call.path)
+        node.outputs.append(_value(label, made, producer=node, constant=True))
         return node.output
 
     def dense(self, call: Call, reason: str = "") -> Any:
@@ -108,7 +119,7 @@ class Builder:
         many = isinstance(call.made, (tuple, list))
         if self.tokens is not None:
             self.tokens.windows.reads(call)
-            call = self.tokens.spread(self, call)
+            call = self.tokens.whole(self, call)
         node = Node("aten", call.args, [], call.kwargs, call.target, path=call.path, line=call.line)
         node.reason = reason or UNMET.get(call.name, f"no rule for {call.name}")
         made = list(call.made) if many else [call.made]
@@ -120,7 +131,9 @@ class Builder:
         if many:
             node.options["many"] = True
         self.nodes.append(node)
-        return node.outputs if many else node.output
+        if many:
+            return node.outputs
+        return node.output if self.tokens is None else self.tokens.entered(self, call, node.output)
 
     def add(self, kind: str, call: Call, args: Sequence[Value], shape: Sequence[int], **more: Any) -> Value:
         """A planned node that gives a feature map [N,C,H,W]."""
@@ -169,8 +182,11 @@ class Builder:
             return None
         if axes.is_planes and tuple(call.made.shape) == source.shape:
             return source
+        own = {dim[0] for dim in source.axes.dims}
+        if ("N", 1) in own and axes.dims[0] == (("?", 1),):  # a batch of one that had been squeezed away
+            axes = Axes(((("N", 1),), *axes.dims[1:]))
         atoms = {atom for dim in axes.dims for atom in dim}
-        if atoms != {dim[0] for dim in source.axes.dims}:
+        if atoms not in (own, own - {("N", 1)}):
             return None
         return self.arranged(source, axes, call)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from sbnet.graph import norms, pixelwise, rules
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder
+from sbnet.graph.dense_attention import hide, shown
 from sbnet.graph.exporting import exporting
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import no_dump, no_values, refusal
@@ -25,7 +26,6 @@ from sbnet.progress import step
 SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
 COPIES = {"clone", "lift_fresh_copy"}
 CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
-RANDOM = {"rand", "randn", "randint", "randperm", "bernoulli", "normal", "uniform", "rand_like", "randn_like"}
 
 
 ATTENDS = {"scaled_dot_product_attention", "softmax", "_softmax"}
@@ -53,16 +53,22 @@ def capture(
     with exporting():
         program = _program(module, args, kwargs or {})
         if tokens and any(op_name(node.target) in ATTENDS for node in program.graph.nodes):
-            best, most = None, (0, 0)
+            best = _read(program, module)
+            most = (0, 0, -_dense(best))
             for pack in (True, False):
                 rules = TokenRules(pack)
                 rules.fixed = getattr(module, "fixed", False)
                 found = _read(program, module, rules)
-                if rules.met and not rules.windows.spoilt and (rules.met, rules.attentions) >= most:
-                    best, most = found, (rules.met, rules.attentions)
-            if best is not None:
-                return settle(best)
+                score = (rules.met, rules.attentions, -_dense(found))
+                if score >= most and not rules.windows.spoilt:
+                    best, most = found, score
+            return settle(best)
         return _read(program, module)
+
+
+def _dense(graph: Graph) -> int:
+    """How many ops run dense, beside those that only say which keys are active."""
+    return sum(node.kind == "aten" and not node.moves and node.target not in (hide, shown) for node in graph.nodes)
 
 
 def _read(program: Any, module: nn.Module, tokens: TokenRules | None = None) -> Graph:
@@ -153,15 +159,15 @@ class _Reader:
             return
         schema = getattr(node.target, "_schema", None)
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        same = name in SAME and isinstance(args[0], Value)
-        if (same or name in COPIES) and not (name == "dropout" and len(args) > 2 and args[2]):
-            self.values[node] = args[0]
-            self.memory[node] = self.memory[first] if same and first is not None else self.order[node]
-            return
-        if name in RANDOM:
+        if _is_random(node, args, kwargs):
             raise CaptureError(
                 f"sbnet: {path_of(node) or 'the network'}: expected a network in eval mode, got {name}, which is random"
             )
+        same = name in SAME and isinstance(args[0], Value)
+        if same or name in COPIES:
+            self.values[node] = args[0]
+            self.memory[node] = self.memory[first] if same and first is not None else self.order[node]
+            return
         made = node.meta.get("val")
         found = [v for v in pytree.tree_leaves(made) if isinstance(v, Tensor)]
         if not all(isinstance(n, int) for v in found for n in v.shape):
@@ -199,6 +205,16 @@ def path_of(node: fx.Node) -> str:
     """Of the module that called an op of an exported program."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return stack[-1][0] if stack else ""
+
+
+def _is_random(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Would another call give other numbers? By PyTorch's own tag; of dropout and attention only where they drop."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | dict(kwargs)
+    return all(bool(given[switch]) for switch in ("train", "training", "dropout_p", "p") if switch in given)
 
 
 def _line(node: fx.Node) -> str:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sbnet.geometry import Pair, to_pair
-from sbnet.graph.axes import REARRANGING, VIEWS, Axes, infer, moves, op_name, tensors_in
+from sbnet.graph.axes import REARRANGING, VIEWS, WINDOWED, Axes, infer, moves, op_name, tensors_in
 from sbnet.ops.masked.norm import norm_whole
 
 Blocks = int | Sequence[int] | Mapping[Pair, int | Sequence[int]]
@@ -129,8 +129,8 @@ class ActiveKeys:
         """Notes what an op returned, its result number `at` of many."""
         name = op_name(func)
         if name in ("bmm", "mm", "matmul"):
-            left, right = (self.of(v, axes_of) for v in args[:2])
-            if right is not None and left is not None and torch.equal(right, right[..., :1, :].expand_as(right)):
+            right = self.of(args[1], axes_of)
+            if right is not None and torch.equal(right, right[..., :1, :].expand_as(right)):
                 self.scores[out] = right[..., :1, :].expand(out.shape)
         for noted in (self.active, self.scores):
             tensors = [v if isinstance(v, Tensor) else None for v in args]
@@ -151,7 +151,7 @@ class ActiveKeys:
                 noted[out] = made if at is None else made[at]
             elif first == 0 and name == "constant_pad_nd":
                 noted[out] = F.pad(seen, args[1], value=True)  # padding is a key
-            elif seen.shape == out.shape and name != "_softmax":
+            elif seen.shape == out.shape and name != "_softmax" and name not in WINDOWED:
                 noted[out] = seen
             elif name in ("addmm", "mm", "bmm", "linear") and noted is self.active:
                 rows = seen[..., :1]

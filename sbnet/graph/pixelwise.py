@@ -34,10 +34,18 @@ def _linear(b: Builder, call: Call) -> Value | None:
     return back(b, call, made, raw)
 
 
+@rule("_native_batch_norm_legit_no_training")
+def _decomposed_batch_norm(b: Builder, call: Call) -> Any:
+    """What a batch norm becomes where PyTorch rewrites ops in place; its statistics nobody reads."""
+    made = _batch_norm(b, call)
+    return None if made is None else [made, *b.dense(call)[1:]]
+
+
 @rule("batch_norm")
 def _batch_norm(b: Builder, call: Call) -> Value | None:
-    x, mean, var = call.args[0], call.argument("running_mean"), call.argument("running_var")
-    if plain(x) is None or call.argument("training") or mean is None:
+    raw, mean, var = call.args[0], call.argument("running_mean"), call.argument("running_var")
+    x = feature_map(raw)
+    if x is None or not is_channels(raw, 1) or call.argument("training") or mean is None:
         return None
     weight, bias, eps = call.argument("weight"), call.argument("bias"), call.argument("eps")
     name = mean.name.removesuffix(".running_mean")
@@ -52,7 +60,7 @@ def _batch_norm(b: Builder, call: Call) -> Value | None:
 
     factor = computed(f"{name}.scale", mean, scale, var, weight)
     offset = computed(f"{name}.shift", mean, shift, mean, bias, factor)
-    return b.add("affine", call, [x], x.shape, params={"scale": factor, "shift": offset})
+    return back(b, call, b.add("affine", call, [x], x.shape, params={"scale": factor, "shift": offset}), raw)
 
 
 ACTIVATIONS = {"relu": "relu", "relu6": "relu6", "silu": "silu", "hardswish": "hardswish"}

@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.builder import Builder, Call
+from sbnet.graph.dense_attention import hide
 from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.token_views import channels, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
@@ -70,7 +71,7 @@ class Attentions:
             return None
         if node.args[1] not in (-1, len(weights.shape) - 1) or weights.dtype != node.args[0].dtype:
             return None
-        scores, biases, scales = node.args[0], list[Value](), list[Value]()
+        scores, biases, scales = unhidden(node.args[0]), list[Value](), list[Value]()
         while scores.producer is not None and scores.producer.kind == "aten":
             added, name = scores.producer, op_name(scores.producer.target)
             if name == "add" and scales:  # of a bias that is multiplied, too
@@ -233,6 +234,12 @@ def unguarded(value: Value) -> Value:
         return value
     zero = bool((evaluated(none) == 0).all()) if isinstance(none, Value) and none.constant else none == 0
     return x if zero else value
+
+
+def unhidden(scores: Value) -> Value:
+    """Scores before those of keys that are not active were taken out."""
+    node = scores.producer
+    return node.args[0] if node is not None and node.target is hide else scores
 
 
 def is_weights(value: Value) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sbnet.graph.axes import REARRANGING, Axes, infer, is_tokens, role
 from sbnet.graph.builder import Builder, Call, back, feature_map
+from sbnet.graph.dense_attention import as_matmul, entered, with_active_keys
 from sbnet.graph.ir import Node, Ref, Step, Value, computed
 from sbnet.graph.token_attention import Attentions, evaluated
 from sbnet.graph.token_views import axes_of, channels, expanded, in_order, letters, root_of, tokens_at
@@ -66,6 +67,8 @@ class TokenRules(Attentions):
             return self._attention(b, call)
         if call.name in ("matmul", "bmm"):
             return self._weighted_sum(b, call)
+        if call.name == "einsum" and (product := as_matmul(b, call)) is not None:
+            return product
         if call.name in EACH:
             return self._of_each(b, call)
         if call.name in ("add", "sub", "mul", "rsub"):
@@ -169,8 +172,9 @@ class TokenRules(Attentions):
                 shape=(1, start + end, channels),
             )  # fmt: skip
         elif len(others) == 1:
-            rows = others[0]
+            rows = self.dense(b, others[0], call)
         else:
+            others = [self.dense(b, v, call) for v in others]
             node = Node("aten", [others, 1], [], target=ATEN.cat.default, path=call.path, line=call.line)
             shape = (call.made.shape[0], start + end, channels)
             rows = Value(f"{call.label}_rows", tuple(shape), packed.dtype, producer=node)
@@ -336,6 +340,13 @@ class TokenRules(Attentions):
         if {atom for dim in dims for atom in dim} != whole:
             return None
         return b.arranged(made, Axes(dims), call)
+
+    def whole(self, b: Builder, call: Call) -> Call:
+        """A call that runs dense, on whole tensors, whose keys are those that are active."""
+        return self.spread(b, with_active_keys(b, call))
+
+    def entered(self, b: Builder, call: Call, value: Value) -> Value:
+        return entered(b, call, value)
 
     def spread(self, b: Builder, call: Call) -> Call:
         """A call whose packed tokens lie where the network has them, zero where they are not active; views of packed

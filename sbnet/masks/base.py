@@ -69,6 +69,17 @@ class Mask:
         for part in self.parts:
             part.learn(records)
 
+    def expect(self, told: bool) -> None:
+        """Will `computed` follow each call? Then what it says was computed counts, not what the mask itself found."""
+        for part in self.parts:
+            part.expect(told)
+
+    def computed(self, x: Tensor, where: Tensor) -> None:
+        """What kept results are made of: of the frames x of the last call these pixels, [N,1,H,W] bool, which margins,
+        whole blocks and other masks add to."""
+        for part in self.parts:
+            part.computed(x, where)
+
     def __or__(self, other: Any) -> Mask:
         return Composed((self, as_mask(other)), torch.logical_or)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -79,6 +80,20 @@ class MotionMask(Mask):
         return motion_mask_(frame, self.background, self.threshold, self.rate, self.cut, self.smooth)
 
 
+def joined_motion(masks: Sequence[Mask], x: Tensor) -> MotionMask | None:
+    """One mask for frames x [N,3,H,W], an image for each of N masks: their own backgrounds are its images from now on.
+    None where they are not all plain MotionMasks of the same numbers."""
+    numbers = [(one.threshold, one.rate, one.cut, one.smooth) for one in masks if type(one) is MotionMask]
+    if len(numbers) < len(masks) or len(set(numbers)) > 1 or len(masks) != len(x):
+        return None
+    joint = MotionMask((int(x.shape[2]), int(x.shape[3])), *numbers[0], device=x.device)
+    joint.background = torch.full((len(masks), *x.shape[2:]), torch.inf, device=x.device)
+    for k, one in enumerate(masks):
+        assert isinstance(one, MotionMask)
+        one.background = joint.background[k : k + 1]
+    return joint
+
+
 class Changed(Mask):
     """Pixels that differ from what was last computed of them, for cached networks: outside the mask no pixel of the
     frame is further than `threshold` from the one that the kept result was made of; smoothed, no mean over a box is,
@@ -98,6 +113,7 @@ class Changed(Mask):
             raise ValueError(f"sbnet: Changed: smooth: expected an odd number, 1 to {MOST_SMOOTH}, got {smooth}")
         self.threshold, self.smooth = threshold, smooth
         self._used: Tensor | None = None  # plane by plane: comparisons over three interleaved channels use no vectors
+        self._told = False
         self._apart = self._nothing = torch.empty(0)  # scratch
 
     @property
@@ -107,6 +123,14 @@ class Changed(Mask):
     def reset(self) -> None:
         if self._used is not None:
             self._used.fill_(torch.nan)  # from which every pixel differs
+
+    def expect(self, told: bool) -> None:
+        self._told = told
+
+    @torch.no_grad()
+    def computed(self, x: Tensor, where: Tensor) -> None:
+        if self._used is not None:
+            torch.where(where, x, self._used, out=self._used)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -132,7 +156,8 @@ class Changed(Mask):
             else:  # no fresh memory
                 moved = motion_mask_(planes, self._nothing.zero_(), self.threshold, *numbers).view(x.shape)
                 found = grow(functools.reduce(torch.logical_or, moved.unbind(1)), self.smooth // 2)
-        torch.where(found[:, None], x, used, out=used)
+        if not self._told:
+            self.computed(x, found[:, None])
         return found
 
 

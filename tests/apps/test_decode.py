@@ -198,7 +198,7 @@ def scattered(count: int, seed: int = 0, range_: float = 200.0) -> tuple[torch.T
 def test_overlaps_by_tensors_of_fixed_size_leave_what_the_host_leaves(device):
     certain = 0
     for seed in range(40):
-        boxes, scores = scattered(1 + 25 * seed, seed)
+        boxes, scores = scattered(1 + CAPACITY // 40 * seed, seed)
         valid = scores >= 0.25
         kept, sure = uncovered(boxes.to(device), valid.to(device), 0.5)
         if sure:

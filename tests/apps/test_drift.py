@@ -13,6 +13,7 @@ from torch import nn
 from sbnet.apps.pipeline import Cameras, Pipeline
 from sbnet.apps.pipeline.drift import Likeness
 from sbnet.apps.pipeline.networks import Network
+from sbnet.masks import Changed, Mask
 
 SIZE, PAD = (64, 96), 2
 
@@ -69,6 +70,46 @@ def test_a_wall_that_brightens_slowly_is_followed_exactly():
     assert (apart > 0).mean() < 0.1
     _, kept = run(film, network(enlarges=0), compare=0)
     assert np.abs(kept[4].astype(int) - dense(film)[0]).max() <= 1
+
+
+@pytest.mark.parametrize("mask", ["changed:12", "changed:12 | refresh:1000"])
+@pytest.mark.parametrize("cameras", [False, True])
+def test_frames_are_compared_with_those_that_blocks_were_computed_from(mask, cameras):
+    """A pixel is computed as a part of a block in which another one changed, and then leaves what it was there by more
+    than the threshold, but not what it was before."""
+    film = np.full((4, *SIZE, 3), 100, np.uint8)
+    film[1:, 20:28, 20:28] = 220
+    film[1, 29, 29], film[2:, 29, 29] = 109, 91
+    seen = []
+    if cameras:
+        given = [film, film]
+        Cameras(given, mask, network(), lambda k, result: seen.append(result), device="cpu", compare=0, block=16).run()
+        assert len(seen) == 8
+        seen = seen[::2]
+    else:
+        Pipeline(film, mask, network(), seen.append, device="cpu", compare=0, block=16).run()
+    active = [bool(result.active[29 // result.block[0], 29 // result.block[1]]) for result in seen]
+    assert active == [True, True, True, False]
+
+
+class Gate(Mask):
+    """Nothing of frame 1."""
+
+    frame = 0
+
+    def see(self, frame):
+        self.frame = frame.index
+
+    def __call__(self, x):
+        return torch.full((1, *x.shape[2:]), self.frame != 1)
+
+
+def test_what_another_mask_held_back_is_computed_once_it_lets_it():
+    film = np.full((4, *SIZE, 3), 100, np.uint8)
+    film[1:, 40, 40] = 220
+    seen = []
+    Pipeline(film, Changed(12 / 255) & Gate(), network(), seen.append, device="cpu", compare=0, block=16).run()
+    assert [result.density > 0 for result in seen] == [True, False, True, False]
 
 
 def test_blocks_of_different_age_meet_without_steps():

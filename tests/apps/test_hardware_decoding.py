@@ -70,6 +70,7 @@ class Fake:
     """The host's decoder in the place of the hardware's, as this is used: pictures are NV12, one size a decoder."""
 
     broken: tuple[int, ...] = ()  # packets that nothing comes of
+    stream = None
 
     def __init__(self, codec: str, device: torch.device) -> None:
         self._codec = codec
@@ -80,9 +81,6 @@ class Fake:
         self._context.thread_count = 1
         self._size: tuple[int, int] | None = None
         self._number, self._stamps = -1, []
-
-    def written(self) -> None:
-        return None
 
     def send(self, packet, stamp: int) -> list:
         self._number += 1

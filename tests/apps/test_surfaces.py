@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from sbnet.apps import video
+from sbnet.apps.pipeline.frame_graph import seen
 from sbnet.apps.pipeline.frames import input_of
-from sbnet.apps.surface import Look, Surface, rgb_of, unit_of
+from sbnet.apps.pipeline.networks import Network
+from sbnet.apps.surface import Look, Surface, rgb_of
 
 av = pytest.importorskip("av")
 
@@ -68,14 +70,16 @@ def test_scaled_pictures_are_close_to_the_host_s():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("network", [Network(None), Network(None, multiple=32), Network(None, pad=3)])
 @pytest.mark.parametrize(
     "look", [Look(1), Look(9, True, True), Look(5, turned=True, over=True), Look(1, size=(20, 30))]
 )
-def test_networks_are_given_the_same_bytes(look, dtype):
-    """To the bit, in one pass or by way of bytes."""
-    planes = torch.from_numpy(np.stack([nv12(96, 256), nv12(96, 256)[::-1]]))
-    got = unit_of(planes, look, dtype)
+def test_networks_are_given_the_same_bytes(look, dtype, network):
+    """To the bit, in one pass, with a border, or by way of bytes."""
+    planes = torch.from_numpy(np.stack([nv12(98, 250), nv12(98, 250)[::-1]]))
+    got, wide = seen(planes, look, dtype, network)
     wanted = input_of(rgb_of(planes, look), dtype)
     assert got.dtype == dtype
-    assert got.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(got, wanted)
+    assert torch.equal(wide, network.widened(wanted))
+    assert wide.is_contiguous(memory_format=torch.channels_last)

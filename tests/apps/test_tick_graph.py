@@ -17,6 +17,7 @@ from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, uncovered
 from sbnet.apps.pipeline.decode import _apart, _corners, _detr, _rtdetr, _vector, _yolo, decoded
 from sbnet.apps.pipeline.tick_graph import of_each, row_of
 from sbnet.apps.surface import Look, Surface
+from sbnet.masks.motion import joined_motion
 
 SIZE = (32, 48)
 
@@ -258,3 +259,27 @@ def test_now_and_then_the_dense_network_runs_beside(device):
     assert Replayed.count
     assert summary.errors.count >= 3
     assert summary.errors.mean < 1e-4
+
+
+def test_motion_masks_of_all_cameras_are_one_call_with_the_memory_of_each():
+    """Calls on all images, and on one of them alone as when a camera is late, in any order."""
+    x = torch.rand(6, 3, 3, *SIZE)
+    joined, apart = ([masks.MotionMask(threshold=0.1, cut=0.4) for _ in range(3)] for _ in range(2))
+    joint = joined_motion(joined, x[0])
+    for k, frame in enumerate(x):
+        if k in (2, 3):
+            assert torch.equal(joined[1](frame[1:2]), apart[1](frame[1:2]))
+        else:
+            wanted = torch.cat([one(frame[n : n + 1]) for n, one in enumerate(apart)])
+            assert torch.equal(joint(frame), wanted)
+            assert bool(wanted.all()) == (k == 0)
+    joined[2].reset()
+    assert joint(x[0])[2].all()
+    assert not joint(x[0])[0].all()
+
+
+@pytest.mark.parametrize(
+    "other", [masks.MotionMask(threshold=0.2), masks.MotionMask() | masks.MotionMask(), masks.Ink()]
+)
+def test_other_masks_stay_apart(other):
+    assert joined_motion([masks.MotionMask(), other], torch.rand(2, 3, *SIZE)) is None

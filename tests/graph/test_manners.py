@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -283,3 +284,50 @@ def test_errors_are_one_line(make, message):
         make()
     assert len(str(error.value)) < 500
     assert "\n" not in str(error.value)
+
+
+class Drops(nn.Module):
+    """Random whatever its mode, as those are who take several samples of a network."""
+
+    def __init__(self, drop: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.drop = conv(3, 8), drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.layer(x))
+
+
+def attend(x: Tensor, p: float) -> Tensor:
+    q = x.flatten(2).transpose(1, 2)[:, None]
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=p)
+
+
+@pytest.mark.parametrize(
+    ("drop", "name"),
+    [
+        (lambda x: F.dropout(x, 0.5, training=True), "dropout"),
+        (lambda x: F.dropout2d(x, 0.5, training=True), "feature_dropout"),
+        (lambda x: F.alpha_dropout(x, 0.5, training=True), "alpha_dropout"),
+        (lambda x: F.rrelu(x, training=True), "rrelu"),
+        (lambda x: attend(x, 0.5), "scaled_dot_product_attention"),
+        (lambda x: torch.empty_like(x).exponential_() + x, "exponential"),
+        (lambda x: torch.bernoulli(x.sigmoid()), "bernoulli"),
+    ],
+)
+def test_what_is_random_is_refused_by_name(drop, name):
+    with pytest.raises(ValueError, match=f"expected a network in eval mode, got {name}, which is random"):
+        sbnet.sparsify(Drops(drop).eval(), torch.zeros(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda x: F.dropout(x, 0.5, training=False),
+        lambda x: F.dropout(x, 0.0, training=True),
+        lambda x: F.rrelu(x, training=False),
+        lambda x: attend(x, 0.0),
+    ],
+)
+def test_what_could_be_random_and_is_not_is_taken(drop):
+    net, x = Drops(drop).eval(), torch.rand(1, 3, 8, 8)
+    torch.testing.assert_close(sbnet.sparsify(net, x)(x, torch.ones(1, 8, 8)), net(x), rtol=1e-5, atol=1e-6)

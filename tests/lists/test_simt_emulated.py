@@ -10,6 +10,7 @@ import sbnet
 from sbnet import BlockGrid, Window, conv_output_size, reference
 from sbnet.ops.masked.norm import norm_whole
 from sbnet.ops.masked.rearrange import rearrange_whole
+from sbnet.reference.frames import yuv_to_rgb_
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, poison, random_active, tensor
 from support.motion import assert_motion, motion_background, motion_frame
@@ -27,7 +28,15 @@ MAPS = [
 def emulated(tmp_path_factory):
     masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange", "squeeze_excite")]
     cuda = ["capability", "masked/copies"]  # whose core is a header
-    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "lists/motion_mask", *masked, "attention/layout"]
+    kernels = [
+        "frames/yuv_to_rgb",
+        "lists/reduce_mask",
+        "lists/fringe",
+        "lists/pyramid",
+        "lists/motion_mask",
+        *masked,
+        "attention/layout",
+    ]
     core = ["grid", "layer", "memory", "settled", "through", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in [*kernels, *cuda]],
@@ -185,6 +194,21 @@ def test_a_mask_that_lies_elsewhere(emulated, apart):
         tell(at, None)
     pyramid(emulated, 0, decoy, [(24, 64, (8, 8))], [])
     assert emulated.sbnet_reads_through(at) == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_yuv_to_rgb(emulated, seed):
+    """Rows that are whole numbers of quads of pixels and such that are not; borders; all ways that a picture lies."""
+    rng = random.Random(seed)
+    for case, dtype in enumerate([torch.uint8, *FLOATS] * 3):
+        high, wide = rng.choice([(6, 16), (34, 40), (4, 6), (2, 44)])
+        planes = torch.randint(0, 256, (2, high // 2 * 3, wide), dtype=torch.uint8)
+        ways = [rng.randint(0, 1), *(rng.randint(0, 1) if case > 3 else 0 for _ in range(3))]
+        look, size = [76309, 13074, 16525, -3209, -6660, 16, *ways], [wide, high] if ways[1] else [high, wide]
+        made = torch.full((2, size[0] + case % 3, size[1] + rng.choice([0, 4]), 3), 77, dtype=dtype).movedim(3, 1)
+        run(emulated, "yuv_to_rgb", seed, planes, [list(planes.shape)], look, made, shape_of(made), DTYPES[dtype])
+        yuv_to_rgb_(planes, look, wanted := torch.empty_like(made))
+        assert_bitwise(made, wanted)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

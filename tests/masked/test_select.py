@@ -28,7 +28,8 @@ CASES = {
     "conv 3x3 5->64 400x704 fp16 block 16": "Hopper general",
     "conv 3x3 3->72 400x704 fp16 block 16": "few channels",
     "conv 3x3 3->136 400x704 fp16 block 16": "Hopper general",
-    "conv 5x4 3->64 400x704 fp16 block 16": "Hopper general",
+    "conv 5x4 3->64 400x704 fp16 block 16": "first layer",
+    "conv 7x7 3->64 1024x1024 fp16 block 8 stride 4": "first layer",
     "conv 4x4 3->96 640x640 fp16 block 16 stride 4": "few channels",
     "conv 2x2 96->192 160x160 fp16 block 8 stride 2": "Hopper 1x1",
     "conv 4x4 64->100 160x160 bf16 block 8 stride 4": "Hopper general",
@@ -124,7 +125,7 @@ def test_each_kernel_above_says_why_it_does_not_serve():
     assert dict(found.declined)["Hopper 3x3"] == "input channels are no multiple of 8"
     assert dict(found.declined)["Hopper 1x1"] == "kernel is neither 1x1 nor the stride"
     assert [name for name, _ in found.declined] == [
-        "Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels", "3x3 by groups"
+        "Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels", "3x3 by groups", "first layer"
     ]  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def test_kernels_of_every_gpu(layer, kernel, declined):
 def test_a_residual_keeps_the_stem_kernel_away():
     shape = dict(stride=2, padding=3)
     assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, **shape).kernel == "Hopper stem"
-    assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, residual=True, **shape).kernel == "Hopper general"
+    assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, residual=True, **shape).kernel == "first layer"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, mask_of
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.apps.pipeline.tick_graph import TickGraph, row_of
+from sbnet.masks.motion import joined_motion
 
 
 class Batch(Compute):
@@ -34,6 +35,7 @@ class Batch(Compute):
         self._inside, self._graphed = None, False  # each camera has a mask of its own, of its own frame
         for mask in self.masks:
             mask.reset()
+            mask.expect(self._drift is not None)
         self.x: Tensor | None = None  # [cameras,C,H,W]
         self._begun = [False] * len(cameras)
 
@@ -82,10 +84,11 @@ class Batch(Compute):
         assert x is not None
         self.run = self.run or self._set_up(network.input(x))
         run, begin = self.run, time.perf_counter()
+        joint = joined_motion(self.masks, x)
 
-        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
-            mask = torch.cat([one(x[k : k + 1]) for k, one in enumerate(self.masks)])
-            output = run.body(network.input(x), mask=network.widened_mask(mask), margin=self.margin)
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
+            mask = joint(x) if joint else torch.cat([one(x[k : k + 1]) for k, one in enumerate(self.masks)])
+            output = run.body(network.prepared(wide), mask=network.widened_mask(mask), margin=self.margin)
             active, self._block = self._blocks(run, x, slice(None))
             return output, active, mask, self._drifted(x, output)
 
@@ -108,20 +111,20 @@ class Batch(Compute):
         clock = Clock(self.settings.device)
         x, output, mask, drift = graph.replay()
         clock.end()
-        shown, active = graph.download()
+        shown, active, here = graph.download()
         results = []
         for k, frame in frames.items():
             result = Result(frame, None, None if graph.lands else shown[k], active=active[k], block=self._block)
             if graph.lands:
                 result.finish = partial(self.network.concluded, shown[k], frame)
             results.append((k, result, len(frames)))
-        clock.stop(*(result for _, result, _ in results))
+        clock.stop(*(result for _, result, _ in results), here=here)
         self._sample(frames, x, output, mask, drift)
         return results
 
     def _sample(self, frames: dict[int, Frame], x: Tensor, output: Any, mask: Tensor, drift: Tensor | None) -> None:
         """Now and then, the dense network on the same frames, and one of them for the contract."""
-        if not self._is_sample(mask[list(frames)]):
+        if not self._is_sample(lambda: bool(mask[list(frames)].all())):
             return
         given, wide = self.network.input(x), self.network.widened_mask(mask)
         self._compare(given, output, wide, Frame(-1, None), drift)
@@ -152,6 +155,10 @@ class Batch(Compute):
             self.masks[k].learn(result.records)
         self._sample(frames, x, output, mask, drift)
         return results
+
+    def _tell(self, x: Tensor, fresh: Tensor) -> None:
+        for k, mask in enumerate(self.masks):
+            mask.computed(x[k : k + 1], fresh[k : k + 1])
 
     def _result(self, frame: Frame, output: Any, k: int, x: Tensor, drift: Tensor | None) -> Result:
         assert self.run is not None

@@ -37,7 +37,7 @@ class Cameras:
         give_up: seconds that it may keep others waiting, or be left out; then it has ended.
         newest: of the frames of a source that wait, the last one counts: for cameras that are faster than the network.
         limit: frames of a source at most.
-        options: mode, size, block, margin, device, dtype, skip_broken, compare, view, report, decoder, as of
+        options: mode, size, block, margin, device, dtype, skip_broken, compare, view, report, decoder, encoder, as of
             `Pipeline`; if nothing is said the decoder is "auto": many streams keep a CPU busy.
 
     >>> run = sbnet.Cameras(["rtsp://door", "rtsp://yard"], "motion", "faces", lambda k, result: print(k, result.ms))
@@ -130,9 +130,12 @@ class Cameras:
         if not whole:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
-        device = {} if behind is writing else {"finish": max(0.0, behind.busy - summary.waited)}
-        summary.busy = {
-            "read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, **device, "write": writing.busy
+        device = {}
+        if behind is not writing:
+            device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, behind.busy - summary.waited)}
+        summary.busy = {  # readers work side by side: the mean of them
+            "read": sum(f.ahead.busy for f in feeds) / len(feeds), "compute": compute.busy, **device,
+            "write": writing.busy,
         }  # fmt: skip
         summary.decoder = _decoders(self.cameras)
         summary.notes += dict.fromkeys(first.network.notes)
@@ -147,7 +150,11 @@ class Cameras:
         opened: list[Sink] = []
         try:
             for given, camera in zip(self._sinks or [None] * len(self.cameras), self.cameras, strict=True):
-                opened.append(open_sink(given, camera.source, camera.side_by_side, camera.audio, camera.files))
+                opened.append(
+                    open_sink(
+                        given, camera.source, camera.side_by_side, camera.audio, camera.files, encoder=camera.encoder
+                    )
+                )
         except BaseException:
             with suppress(Exception):
                 close_all(opened, False)

@@ -30,9 +30,10 @@ class Clock:
     def end(self) -> None:
         self._end = self._event()
 
-    def stop(self, *results: Result) -> None:
-        """All that the results of a call need has been asked for."""
-        here, ms = self._event(), (time.perf_counter() - self._at) * 1e3
+    def stop(self, *results: Result, here: Any = None) -> None:
+        """All that the results of a call need has been asked for. here: an event, they are on the host; None: once the
+        current stream has come here."""
+        here, ms = here or self._event(), (time.perf_counter() - self._at) * 1e3
         landed = Landed(self._begin, self._end or here, here) if self._cuda else None
         for result in results:
             result.landed, result.ms = landed, ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,8 +71,9 @@ class Compute:
         self._dense_name = ""
         self._block = (1, 1)  # of the active blocks that a graph gives
         self._shown = ShownBlocks()
-        follows = network.enlarges and settings.mode == "cached"
+        follows = network.enlarges > 0 and settings.mode == "cached"
         self._drift = Drift(network.enlarges, network.pad) if follows else None
+        mask.expect(follows)
         self._inside: Inside | None = Inside(mask, network) if inside and not self._graphed else None
         self._shape: Any = None  # of the last input
         self._planned: set[torch.Size] = set()  # sizes of frames that there are plans for
@@ -122,14 +124,14 @@ class Compute:
         clock = Clock(self.settings.device)
         x, output, mask, drift = graph.replay()
         clock.end()
-        shown, active = graph.download()
+        shown, active, here = graph.download()
         result = Result(frame, None, None if graph.lands else shown, active=active, block=self._block)
         if graph.lands:
             result.finish = partial(self.network.concluded, shown, frame)
         if active is None:
             result.density = 1.0
-        clock.stop(result)
-        self._beside(frame, self.network.input(x), output, mask, drift)
+        clock.stop(result, here=here)
+        self._beside(frame, lambda: self.network.input(x), output, mask, drift)
         return result
 
     def _sparse_graph(self, frame: Frame) -> FrameGraph:
@@ -139,9 +141,9 @@ class Compute:
         begin = time.perf_counter()
         run = self.run
 
-        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
             mask = network.widened_mask(self.mask(x))
-            output = run.body(network.input(x), mask=mask, margin=self.margin)
+            output = run.body(network.prepared(wide), mask=mask, margin=self.margin)
             active, self._block = self._blocks(run, x)
             return output, active, mask, self._drifted(x, output)
 
@@ -159,8 +161,8 @@ class Compute:
         given = network.input(frame.tensor(settings.device, settings.dtype))
         self._dense_name, model = form_on_cuda(self.model, given)
 
-        def body(x: Tensor) -> tuple[Any, None, None, None]:
-            return model(network.input(x)), None, None, None
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, None, None, None]:
+            return model(network.prepared(wide)), None, None, None
 
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             graph = FrameGraph(network, body, frame, settings.device, settings.dtype)
@@ -219,30 +221,42 @@ class Compute:
         if mask is None and self.settings.compare:
             assert self._inside is not None
             mask = self._inside.found[given.shape]
-        self._beside(frame, given, output, None if mask is None else self.network.widened_mask(mask), drift)
+        wide = None if mask is None else self.network.widened_mask(mask)
+        self._beside(frame, lambda: given, output, wide, drift)
         return result
 
     def _drifted(self, x: Tensor, output: Any) -> Tensor | None:
         """What is to be added to the picture of an output of frames x."""
-        return None if self._drift is None else self._drift(x, self.run, tuple(output.shape[2:]))
+        if self._drift is None:
+            return None
+        found = self._drift(x, self.run, tuple(output.shape[2:]))
+        self._tell(x, self._drift.fresh)
+        return found
 
-    def _beside(self, frame: Frame, given: Tensor, output: Any, mask: Tensor | None, drift: Tensor | None) -> None:
+    def _tell(self, x: Tensor, fresh: Tensor) -> None:
+        """Masks hear which pixels of frames x were computed."""
+        self.mask.computed(x, fresh)
+
+    def _beside(
+        self, frame: Frame, input_: Callable[[], Tensor], output: Any, mask: Tensor | None, drift: Tensor | None
+    ) -> None:
         """Now and then, the dense network on the same frame, and a sample for the contract."""
         self.summary.stage = "running"
-        if mask is None or not self._is_sample(mask):
+        if mask is None or not self._is_sample(lambda: bool(mask.all())):
             return
+        given = input_()
         self.summary.stage = "comparing" if self._dense else "timing dense forms"
         self._compare(given, output, mask, frame, drift)
         self._keep(given, output, mask)
         self.summary.stage = "running"
 
-    def _is_sample(self, mask: Tensor) -> bool:
+    def _is_sample(self, whole: Callable[[], bool]) -> bool:
         """Is it the dense network's turn? On the first LEAST frames, so that short films have a figure, and on each so
         many after them; never on a first frame that is computed whole, which is like no other."""
         every = self.settings.compare
         if not every or (self._samples >= LEAST and self._count % every):
             return False
-        if self._count == 0 and (self.settings.mode == "cached" or bool(mask.all())):
+        if self._count == 0 and (self.settings.mode == "cached" or whole()):
             return False
         self._samples += 1
         return True

@@ -27,6 +27,7 @@ class Drift:
 
     Attributes:
         apart: [N,C,H,W], what frames differ by. age: [N,1,H,W] int32, how many frames ago each pixel was computed.
+            fresh: [N,1,H,W] bool, those of the last call.
 
     Args:
         scale: by which pictures are larger than frames.
@@ -39,7 +40,7 @@ class Drift:
     def __init__(self, scale: int, pad: int) -> None:
         self.scale, self.pad = scale, pad
         self._held: Tensor | None = None  # the pixels that the kept picture was made of
-        self.apart = self.age = torch.empty(0)
+        self.apart = self.age = self.fresh = torch.empty(0)
 
     def __call__(self, x: Tensor, run: Any, size: Pair) -> Tensor:
         """[N,C,scale H,scale W], 0 where the picture is new.
@@ -53,13 +54,13 @@ class Drift:
         if held is None or (held.shape, held.dtype, held.device) != (x.shape, x.dtype, x.device):
             held = self._held = torch.zeros_like(x, memory_format=torch.contiguous_format)
             self.apart, self.age = torch.empty_like(held), torch.zeros_like(x[:, :1], dtype=torch.int32)
-        fresh = self._fresh(x, run, size)
+        fresh = self.fresh = self._computed(x, run, size)
         torch.where(fresh, x, held, out=held)
         torch.sub(x, held, out=self.apart)
         self.age.add_(1).masked_fill_(fresh, 0)
         return F.interpolate(self.apart, scale_factor=float(self.scale), mode="bilinear")
 
-    def _fresh(self, x: Tensor, run: Any, size: Pair) -> Tensor:
+    def _computed(self, x: Tensor, run: Any, size: Pair) -> Tensor:
         """[N,1,H,W] bool, the pixels whose picture the last call computed."""
         active, step = run.active_of(size), size[0] // run.shape[2]
         hits = active.block_map >= 0

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
-from sbnet.apps.surface import Look, unit_of
+from sbnet.apps.surface import Look, rgb_of, unit_of
 from sbnet.engine.capture import cuda_graph
 
-# x [1,C,H,W] -> what the network returned, active blocks, mask, what is added to the picture
-Body = Callable[[Tensor], tuple[Any, Tensor | None, Tensor | None, Tensor | None]]
+# x [1,C,H,W], x widened -> what the network returned, active blocks, mask, what is added to the picture
+Body = Callable[[Tensor, Tensor], tuple[Any, Tensor | None, Tensor | None, Tensor | None]]
 
 
 class FrameGraph:
@@ -28,8 +28,8 @@ class FrameGraph:
 
     Args:
         network: whose `captured` or `landing` is set, or which has neither `prepare` nor `finish`.
-        body: of x, [1,C,H,W] on the device, 0 to 1. Setting up calls it on zeros: the caller undoes what that did to
-            memory of its own (backgrounds, kept feature maps).
+        body: of x, [1,C,H,W] on the device, 0 to 1, and of x as `Network.widened` gives it. Setting up calls it on
+            zeros: the caller undoes what that did to memory of its own (backgrounds, kept feature maps).
         frame: one of the source's; the others are of its shape and type.
         eager: is the next call to run outside the graph? (The first frame of a cached network computes all pixels.)
 
@@ -49,14 +49,14 @@ class FrameGraph:
         self.look = None if frame.surface is None else frame.surface.look
         self.kind = kind_of(frame)
         self.lands = False
-        self._packing = Packing([])
+        self._packing, self._homeward = Packing([]), Homeward()
         self._tree: Any = None  # of what comes to the host
         self._graph, self._made = cuda_graph(self._run, device)
         self._last = self._made
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None, Tensor | None]:
-        x = seen(self.pixels, self.look, self.dtype)
-        output, active, mask, drift = self.body(x)
+        x, wide = seen(self.pixels, self.look, self.dtype, self.network)
+        output, active, mask, drift = self.body(x, wide)
         shown, self.lands = landing_of(self.network, output, self.frame, drift)
         parts, self._tree = pytree.tree_flatten((shown, active))
         self._packing = Packing(parts)
@@ -75,20 +75,27 @@ class FrameGraph:
             self._last = self._made
         return self._last[1:]
 
-    def download(self) -> tuple[Any, Tensor | None]:
+    def download(self) -> tuple[Any, Tensor | None, Any]:
         """Picture [H,W,3] uint8, or what the network is to `finish`, and, where the body gives them, active blocks, in
-        pinned memory, once the stream has come there."""
-        packed = self._last[0]
-        host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
-        return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+        pinned memory, after the event, if there is one."""
+        host, here = self._homeward(self._last[0])
+        shown, active = pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+        return shown, active, here
 
 
-def seen(given: Tensor, look: Look | None, dtype: torch.dtype) -> Tensor:
-    """[N,C,H,W] channels_last, 0 to 1, of what `Frame.given` gives of one frame or several of one kind. look: of planes
-    of surfaces."""
+def seen(given: Tensor, look: Look | None, dtype: torch.dtype, network: Network) -> tuple[Tensor, Tensor]:
+    """[N,C,H,W] channels_last, 0 to 1, of what `Frame.given` gives of one frame or several of one kind, and the same
+    widened for the network; of planes of surfaces (`look`) in one pass."""
+    planes = given if given.dim() != 2 else given[None]
+    if look is not None and look.size is None and not network.pad:
+        height, width = look.shape_of(planes[0])
+        wide = unit_of(planes, look, dtype, network.beyond((height, width)))
+        return wide[:, :, :height, :width], wide
     if look is None:
-        return input_of(given, dtype)
-    return unit_of(given if given.dim() == 3 else given[None], look, dtype)
+        x = input_of(given, dtype)
+    else:
+        x = unit_of(planes, look, dtype) if look.size is None else input_of(rgb_of(planes, look), dtype)
+    return x, network.widened(x)
 
 
 def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None) -> tuple[Any, bool]:
@@ -112,6 +119,40 @@ def kind_of(frame: Frame, given: Tensor | None = None) -> Any:
     """What is the same of frames that one graph serves. given: `Frame.given`, where it is at hand."""
     given, surface = frame.given() if given is None else given, frame.surface
     return given.shape, given.dtype, None if surface is None else surface.look
+
+
+class Homeward:
+    """`homeward(packed)`: a copy in pinned memory, and the event after which it is there (None: it is). The copy to the
+    host has a stream of its own, so that the next replay goes on meanwhile: it reads one of two copies on the device.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._held: list[Tensor | None] = [None, None]
+        self._here: list[Any] = [None, None]
+        self._turn = 0
+
+    def __call__(self, packed: Tensor) -> tuple[Tensor, Any]:
+        if not packed.is_cuda:
+            return packed.clone(), None
+        current = torch.cuda.current_stream(packed.device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(packed.device)
+        self._turn = turn = 1 - self._turn
+        held, before = self._held[turn], self._here[turn]
+        if held is None or held.shape != packed.shape:
+            held = self._held[turn] = torch.empty_like(packed)
+            held.record_stream(self._stream)
+        if before is not None:
+            current.wait_event(before)
+        held.copy_(packed)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True).copy_(held, non_blocking=True)
+            # Who waits for it leaves the processor to others.
+            here = self._here[turn] = torch.cuda.Event(enable_timing=True, blocking=True)
+            here.record(self._stream)
+        return host, here
 
 
 class Packing:

@@ -178,7 +178,7 @@ class _Film:
         if unit.hidden:
             return
         time = None if unit.pts is None else float(unit.pts * self._stream.time_base)
-        yield Frame(self.count, Surface(planes, self._look, self._decoder.written()), str(self.count), time)
+        yield Frame(self.count, Surface(planes, self._look, self._decoder.stream), str(self.count), time)
         self.count, self.shown = self.count + 1, self.shown + 1
         self.end, self.broken = time or self.end, False
 

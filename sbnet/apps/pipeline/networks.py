@@ -71,7 +71,10 @@ class Network:
 
     def input(self, x: Tensor) -> Tensor:
         """x widened and prepared."""
-        x = self.widened(x)
+        return self.prepared(self.widened(x))
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """x, widened, as the model takes it."""
         return x if self.prepare is None else self.prepare(x)
 
     def finished(self, output: Any, frame: Frame, drift: Tensor | None = None) -> Finished:
@@ -85,10 +88,14 @@ class Network:
         picture, records = (self.finish or picture_of)(found, frame)
         return to_picture(picture if drift is None else picture + drift), records
 
+    def beyond(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows below a frame of this size and columns on its right that make its sides multiples, `pad` aside."""
+        below, right = (-(n + 2 * self.pad) % self.multiple for n in size)
+        return below, right
+
     def widened(self, x: Tensor) -> Tensor:
         """[N,C,H,W] with this network's border."""
-        height, width = x.shape[2:]
-        below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
+        below, right = self.beyond((int(x.shape[2]), int(x.shape[3])))
         if not (self.pad or below or right):
             return x
         sides = (self.pad, self.pad + right, self.pad, self.pad + below)
@@ -96,8 +103,8 @@ class Network:
 
     def widened_mask(self, mask: Tensor) -> Tensor:
         """[N,H,W] bool with the same border."""
-        height, width = mask.shape[1:]
-        below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
+        height, width = int(mask.shape[1]), int(mask.shape[2])
+        below, right = self.beyond((height, width))
         if not (self.pad or below or right):
             return mask
         if mask.is_cuda:  # one launch
@@ -115,15 +122,22 @@ class Network:
 
 def imagenet(x: Tensor) -> Tensor:
     """Colours of 0 to 1, normalised as networks of ImageNet take them."""
-    shift, scale = _imagenet(x.device, x.dtype)
+    return normalised(x, *IMAGENET)
+
+
+def normalised(x: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
+    """Colours [N,C,H,W] less their means, over their deviations."""
+    shift, scale = _shift_and_scale(mean, deviation, x.device, x.dtype)
     return torch.addcmul(shift, x, scale)
 
 
 @functools.cache  # a CUDA graph reads them where they are
-def _imagenet(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[1,3,1,1] each: what normalises colours, as a shift after a scale."""
-    mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
-    return (-mean / deviation).to(device, dtype), (1 / deviation).to(device, dtype)
+def _shift_and_scale(
+    mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """[1,C,1,1] each: what normalises colours, as a shift after a scale."""
+    middle, wide = (torch.tensor(v)[None, :, None, None] for v in (mean, deviation))
+    return (-middle / wide).to(device, dtype), (1 / wide).to(device, dtype)
 
 
 @functools.cache  # a CUDA graph reads them where they are
@@ -201,7 +215,9 @@ def open_network(given: Any) -> Network:
     if isinstance(given, Network):
         return given
     if isinstance(given, nn.Module):
-        return Network(given, type(given).__name__)
+        from sbnet.apps.pipeline.detectors import is_detector, split_detector
+
+        return split_detector(given) if is_detector(given) else Network(given, type(given).__name__)
     if not isinstance(given, (str, os.PathLike)):
         raise PipelineError(f"network: expected an nn.Module, a Network, a file or a name, got {type(given).__name__}")
     text = os.fspath(given)

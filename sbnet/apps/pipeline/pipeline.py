@@ -64,6 +64,7 @@ class Pipeline:
         decode: what outputs of a network without a `finish` mean (`sbnet.apps.pipeline.decode`): "yolo", "detr",
             "rtdetr" or "classes", after a colon the least score.
         audio: films get the sound of the film that they are made of.
+        encoder: of films: "x264", or "nvenc", NVIDIA's hardware, on cards that have it (not H100 and H200).
         resume: go on after the frames that the sinks' files hold, as Ctrl-C leaves them: a film (.mp4, .mkv, .mov),
             JSON lines, a folder. Masks and networks with a memory begin anew there.
 
@@ -97,6 +98,7 @@ class Pipeline:
         resume: bool = False,
         decode: str | None = None,
         decoder: str = "host",
+        encoder: str = "x264",
     ) -> None:
         self.network: Network = open_network(network)
         if decode is not None:
@@ -124,7 +126,7 @@ class Pipeline:
         self.dtype, self.limit, self.skip_broken = dtype, limit, skip_broken
         self.settings = Settings(self.mode, block, margin, self.device, dtype, compare, check)
         self._sink, self.side_by_side, self.audio = sink, view == "side", audio
-        self.resume = resume
+        self.resume, self.encoder = resume, encoder
         self.report = None if report is None else Path(report)
         self.summary: Summary | None = None
 
@@ -139,7 +141,7 @@ class Pipeline:
         held = frames_held(self._sink) if self.resume else 0
         if held and held >= min(self.source.length or math.inf, self.limit or math.inf):
             raise PipelineError(f"{self.source.name}: all {held} frames are done")
-        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio, self.files, held)
+        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio, self.files, held, self.encoder)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()
         self.network.notes.clear()  # of an earlier run

@@ -33,6 +33,7 @@ class Pictures:
         like: the film that the frames are of: films keep its colours, the shape of its pixels and its times.
         sound: films get its sound, too.
         held: go on after so many frames that the path holds.
+        encoder: as of `VideoWriter`.
 
     Attributes:
         notes: what could not be kept.
@@ -40,9 +41,10 @@ class Pictures:
 
     def __init__(
         self, path: Path, rate: Fraction, side_by_side: bool = False, like: video.VideoInfo | None = None,
-        sound: bool = False, reads: Sequence[Any] = (), held: int = 0,
+        sound: bool = False, reads: Sequence[Any] = (), held: int = 0, encoder: str = "x264",
     ) -> None:  # fmt: skip
-        self._writer, self._side_by_side = writers.open_writer(path, rate, like, sound, reads, held), side_by_side
+        self._writer = writers.open_writer(path, rate, like, sound, reads, held, encoder)
+        self._side_by_side = side_by_side
         self._shape: tuple[int, ...] | None = None
         self._path = path
 
@@ -190,13 +192,13 @@ def writes_records(given: Any) -> bool:
 
 def open_sink(
     given: Any, source: Any, side_by_side: bool = False, sound: bool = False, reads: Sequence[Any] = (),
-    held: int = 0,
+    held: int = 0, encoder: str = "x264",
 ) -> Sink:  # fmt: skip
     """The sink that `given` names or holds: a path (.jsonl: JSON lines), a function, a list of sinks, None.
 
     Args:
         source: the Source of the frames, or their rate.
-        side_by_side, sound: as of `Pictures`.
+        side_by_side, sound, encoder: as of `Pictures`.
         reads: files that are read meanwhile: none of them is written.
         held: go on after so many frames that files hold.
     """
@@ -210,7 +212,7 @@ def open_sink(
         opened: list[Sink] = []
         try:
             for one in given:
-                opened.append(open_sink(one, source, side_by_side, sound, reads, held))
+                opened.append(open_sink(one, source, side_by_side, sound, reads, held, encoder))
         except BaseException:
             Many(opened).close(False)
             raise
@@ -220,7 +222,7 @@ def open_sink(
         rate = source if isinstance(source, Fraction) else source.rate or Fraction(25)
         if writes_records(path):
             return JsonLines(path, reads, held)
-        return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound, reads, held)
+        return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound, reads, held, encoder)
     if hasattr(given, "write") and hasattr(given, "close"):
         return given
     if callable(given):

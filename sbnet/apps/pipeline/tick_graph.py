@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.frame_graph import Packing, kind_of, landing_of, seen
+from sbnet.apps.pipeline.frame_graph import Homeward, Packing, kind_of, landing_of, seen
 from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network
 from sbnet.engine.capture import cuda_graph
 
-# x [N,C,H,W] -> what the network returned, active blocks of the cameras [N,...], mask, what is added to the pictures
-Body = Callable[[Tensor], tuple[Any, Tensor, Tensor, Tensor | None]]
+# x [N,C,H,W], x widened -> what the network returned, active blocks of the cameras [N,...], mask, what is added to the
+# pictures
+Body = Callable[[Tensor, Tensor], tuple[Any, Tensor, Tensor, Tensor | None]]
 
 
 class TickGraph:
@@ -24,8 +24,8 @@ class TickGraph:
 
     Args:
         network: as of `FrameGraph`.
-        body: of x, [N,C,H,W] on the device, 0 to 1. Setting up calls it on zeros: the caller undoes what that did to
-            memory of its own.
+        body: of x, [N,C,H,W] on the device, 0 to 1, and of x widened. Setting up calls it on zeros: the caller undoes
+            what that did to memory of its own.
         frames: one of each camera.
 
     Attributes:
@@ -50,13 +50,13 @@ class TickGraph:
         self.lands = False
         self._rows = list(self.pixels.unbind())
         self._at_once = network.landing is not None
-        self._packing = Packing([])
+        self._packing, self._homeward = Packing([]), Homeward()
         self._tree: Any = None  # of what comes to the host
         self._graph, self._made = cuda_graph(self._run, device)
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor, Tensor | None]:
-        x = seen(self.pixels, self.look, self.dtype)
-        output, active, mask, drift = self.body(x)
+        x, wide = seen(self.pixels, self.look, self.dtype, self.network)
+        output, active, mask, drift = self.body(x, wide)
         shown = self._landed(output, len(x)) if self._at_once else None
         if shown is None:
             shown = []
@@ -83,26 +83,35 @@ class TickGraph:
         return found
 
     def upload(self, frames: Sequence[Frame]) -> None:
-        """frames: of this kind, one of each camera."""
-        given = [frame.given() if frame.surface is None else frame.surface.wait() for frame in frames]
-        if self.pixels.is_cuda:
-            given = [one if one.is_cuda else one.pin_memory() for one in given]
-        torch._foreach_copy_(self._rows, given, non_blocking=True)
+        """frames: of this kind, one of each camera. Those whose planes a decoder wrote on the device are to be kept
+        until what `download` gives is on the host."""
+        given = [frame.given() for frame in frames]
+        if not all(one.is_cuda for one in given):
+            if self.pixels.is_cuda:
+                given = [one if one.is_cuda else one.pin_memory() for one in given]
+            torch._foreach_copy_(self._rows, given, non_blocking=True)
+            return
+        # Few calls: each waits for Python's lock and the driver's, which as many threads as cameras want.
+        for source in {frame.surface.source for frame in frames if frame.surface is not None} - {None}:
+            torch.cuda.current_stream(self.pixels.device).wait_stream(source)
+        torch.cat(given, out=self.pixels.flatten(0, 1))
 
     def replay(self) -> tuple[Tensor, Any, Tensor, Tensor | None]:
         """(x, what the network returned, mask, what was added to its pictures), on the device until the next replay."""
         self._graph.replay()
         return self._made[1:]
 
-    def download(self) -> tuple[list[Any], Tensor]:
+    def download(self) -> tuple[list[Any], Tensor, Any]:
         """Of each camera the picture, or what the network is to `finish`, and active blocks [N,...], in pinned memory,
-        once the stream has come there."""
-        packed = self._made[0]
-        host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
+        after the event, if there is one."""
+        host, here = self._homeward(self._made[0])
         shown, active = pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
         if self._at_once:
-            shown = [pytree.tree_map_only(Tensor, itemgetter(k), shown) for k in range(len(self._rows))]
-        return shown, active
+            count = len(self._rows)
+            leaves, tree = pytree.tree_flatten(shown)
+            of_each = [v.unbind() if isinstance(v, Tensor) else [v] * count for v in leaves]
+            shown = [pytree.tree_unflatten(list(own), tree) for own in zip(*of_each, strict=True)]
+        return shown, active, here
 
 
 def of_each(call: Callable[[Any], Any], output: Any, count: int) -> Any:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.apps.pipeline.boxes import boxes_of_text, draw, face_candidates, faces_among
+from sbnet.apps.pipeline.features import features
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Finished, Network, imagenet
 from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied, read_points
@@ -144,4 +145,7 @@ def recognise(weights: str = "") -> Network:
                    landing=landing)  # fmt: skip
 
 
-BUILDERS = {"upscale": upscale, "faces": faces, "text": text, "birdseye": birdseye, "recognise": recognise}
+BUILDERS = {
+    "upscale": upscale, "faces": faces, "text": text, "birdseye": birdseye, "recognise": recognise,
+    "features": features,
+}  # fmt: skip

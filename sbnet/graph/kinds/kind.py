@@ -144,6 +144,10 @@ class Kind:
         assert value.size is not None
         return value.axes.arrange(active.pixel_mask(value.size))
 
+    def whole(self, node: Node, device: str) -> str:
+        """Why a planned node computes what is not active too on a device of this kind; else nothing."""
+        return ""
+
     def multiply_adds(self, node: Node) -> int:
         """Of a node with products of weights, computed dense."""
         return 0

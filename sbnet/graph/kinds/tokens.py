@@ -191,6 +191,12 @@ class Attention(TokenKind):
 
     name = "attention"
 
+    def whole(self, node: Node, device: str) -> str:
+        if device != "cuda" or (len(node.args) == 3 and _is_taken(node.options["dim"])):
+            return ""
+        what = "a bias" if len(node.args) > 3 else f"heads of {node.options['dim']} channels"
+        return f"{what}: no kernel on CUDA; PyTorch computes attention of all rows"
+
     def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
         o, length = node.options, len(order)
         width = o["heads"] * o["dim"]

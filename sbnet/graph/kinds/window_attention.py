@@ -40,6 +40,16 @@ class WindowAttention(Kind):
     def window(self, node: Node, value: Value) -> Window | str:
         return ACTIVE
 
+    def whole(self, node: Node, device: str) -> str:
+        o, at = node.options, dict(zip(node.options["extras"], node.args[4:], strict=True))
+        keys, dtype = at.get("key_index", node.args[3]).shape[1], node.args[0].dtype
+        tables = [at[name].shape[0] for name in ("row_table", "column_table") if name in at]
+        if device != "cuda" or takes(dtype, o["starts"], o["dim"], o["value_dim"], keys, tables):
+            return ""
+        if dtype == torch.float32:
+            return "float32 on CUDA: PyTorch computes all windows; float16 and bfloat16 have a kernel"
+        return f"heads of {o['dim']} channels, {keys} keys: no kernel on CUDA; PyTorch computes all windows"
+
     def apply(self, node: Node, given: Given) -> Any:
         active = given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
         inputs = Inputs.of(node, given.args, given.params, active, given.everywhere)
@@ -203,7 +213,7 @@ def _attended(inputs: Inputs, images: slice) -> Tensor:
 
 
 class ActivePixels(Kind):
-    """[N,pixels] bool: which pixels of a plane are active."""
+    """[N,pixels] bool: which pixels of a plane, or which tokens, are active; in the cached mode all: they are keys."""
 
     name = "active_pixels"
     planned = dense = True
@@ -217,6 +227,10 @@ class ActivePixels(Kind):
 
     def apply(self, node: Node, given: Given) -> Any:
         size = given.args[0].shape[2:]
+        if given.everywhere:
+            return given.args[0].new_ones(len(given.args[0]), node.output.shape[1], dtype=torch.bool)
+        if node.args[0].tokens is not None:
+            return given.active.mask
         if given.active.block_map.is_cuda and not torch.compiler.is_compiling():  # a launch; pixel_mask can be exported
             return pack_tokens(given.active, size).mask
         return given.active.pixel_mask(size).flatten(1)

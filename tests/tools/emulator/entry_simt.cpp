@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "core/attention/layout.h"
+#include "core/frames/yuv_to_rgb.h"
 #include "core/lists/fringe.h"
 #include "core/lists/motion_mask.h"
 #include "core/lists/pyramid.h"
@@ -90,6 +91,16 @@ EMULATED emulate_motion_mask(void* frame, const int64_t* sizes, int32_t dtype, c
       view_of(frame, sizes, dtype), background, next, mask, numbers[0], numbers[1], numbers[2], smooth};
   std::vector<uint4> workspace(sbnet_motion_mask_workspace_bytes(&p) / 16 + 1);
   return told(sbnet_motion_mask_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+// look: as of the op's schema.
+EMULATED emulate_yuv_to_rgb(const uint8_t* planes, const int64_t* size, const int32_t* look, void* rgb,
+                            const int64_t* sizes, int32_t dtype, char* message, int64_t room) {
+  using namespace sbnet;
+  YuvToRgbParams p = {planes,  size[0],      size[1] / 3 * 2, size[2],      view_of(rgb, sizes, dtype),
+                      look[0], look[1],      look[2],         look[3],      look[4],
+                      look[5], look[6] != 0, look[7] != 0,    look[8] != 0, look[9] != 0};
+  return told(sbnet_yuv_to_rgb_cuda(&p, nullptr), message, room);
 }
 
 // out: indices, count, total and block map of each plane, then pixels and count of each fringe.

@@ -1,0 +1,176 @@
+"""Attention that no rule takes, beside those that are: it runs dense, but its keys are active pixels, and what it gives
+of a plane is a feature map again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.graph.axes import REDUCTIONS, Axes, Dim, op_name, role
+from sbnet.graph.builder import PLANNED_DTYPES, Builder, Call, feature_map
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.pixelwise import PIXELWISE
+from sbnet.graph.token_views import root_of, tokens_at
+from sbnet.graph.window_rules import plane_root
+
+ATEN = torch.ops.aten
+MOST_STEPS = 32  # ops between products and a softmax
+
+
+def with_active_keys(b: Builder, call: Call) -> Call:
+    """Of a softmax of scores, or of attention in one op, whose keys are all pixels of a plane: a call that sees those
+    that are active."""
+    if call.name == "softmax" and isinstance(call.args[0], Value):
+        scores, dim = call.args[0], call.argument("dim")
+        rank = len(scores.shape)
+        if dim not in (-1, rank - 1) or rank not in (3, 4) or not _of_products(scores):
+            return call
+        keys = _keys(b, call, scores, rank - 1)
+        if keys is None:
+            return call
+        hidden = _added(b, call, hide, [scores, keys], scores)
+        return dataclasses.replace(call, args=(hidden, *call.args[1:]))
+    if call.name != "scaled_dot_product_attention" or call.argument("is_causal"):
+        return call
+    keys = _keys(b, call, call.args[1], 2) if len(call.args[1].shape) == 4 else None
+    if keys is None:
+        return call
+    rest = {name: call.argument(name) for name in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")}
+    shape = (keys.shape[0], 1, 1, keys.shape[1])
+    given, mask = [keys, rest["attn_mask"], call.args[0].dtype], rest["attn_mask"]
+    if mask is not None:
+        shape = tuple(torch.broadcast_shapes(shape, mask.shape))
+    rest["attn_mask"] = _added(b, call, shown, given, dataclasses.replace(keys, shape=shape))
+    return dataclasses.replace(call, args=tuple(call.args[:3]), kwargs=rest)
+
+
+def hide(scores: Tensor, active: Tensor) -> Tensor:
+    """Scores [N,...,keys], -inf of keys that are not active [N,keys]; of an image without any they stay, as its results
+    are not active either."""
+    active = active | ~active.any(1, keepdim=True)
+    return scores.masked_fill(~active.view(len(active), *[1] * (scores.dim() - 2), -1), -torch.inf)
+
+
+def shown(active: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The mask of attention [N,1 or heads,1 or queries,keys] beside another one, as `hide` does it."""
+    active = (active | ~active.any(1, keepdim=True))[:, None, None]
+    if mask is None:
+        return active
+    return active & mask if mask.dtype == torch.bool else torch.where(active, mask, -torch.inf).to(dtype)
+
+
+def _added(b: Builder, call: Call, target: Any, args: list[Any], like: Value) -> Value:
+    node = Node("aten", args, [], target=target, path=call.path, line=call.line, reason="keys that are active")
+    made = Value(f"{call.label}_{len(b.nodes)}", like.shape, like.dtype, like.axes, producer=node)
+    node.outputs.append(made)
+    b.nodes.append(node)
+    return made
+
+
+def _keys(b: Builder, call: Call, value: Value, at: int) -> Value | None:
+    """[N,keys] bool: the active pixels of the plane that a dimension of a tensor [N,...] is, or the active tokens."""
+    if value.constant or value.axes is None or value.shape[0] != (b.batch or 1):
+        return None
+    atoms, first = value.axes.dims[at], value.axes.dims[0]
+    if [name for name, _ in first] not in (["N"], ["?"]):
+        return None
+    if tokens_at(value) == at:
+        root = root_of(value)
+    elif [name for name, _ in atoms] == ["H", "W"]:
+        root = _map_of(value, (atoms[0][1], atoms[1][1]))
+    else:
+        return None
+    if root is None:
+        return None
+    node = Node("active_pixels", [root], [], path=call.path, line=call.line)
+    shape = root.shape[0], value.shape[at]
+    node.outputs.append(Value(f"{call.label}_{len(b.nodes)}_keys", shape, torch.bool, producer=node))
+    b.nodes.append(node)
+    return node.output
+
+
+def _of_products(value: Value) -> bool:
+    """Is it made of a product of two tensors that the network computes, as scores of queries and keys are?"""
+    seen, todo = set[int](), [value]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or one.producer is None or one.producer.kind != "aten" or len(seen) > MOST_STEPS:
+            continue
+        seen.add(id(one))
+        given = [v for v in one.producer.inputs() if not v.constant]
+        if op_name(one.producer.target) in ("matmul", "bmm") and len(given) == 2:
+            return True
+        todo += given
+    return False
+
+
+def _map_of(value: Value, plane: tuple[int, int]) -> Value | None:
+    """A feature map of that plane from which a value is made."""
+    seen, todo = set[int](), [value]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or one.constant:
+            continue
+        seen.add(id(one))
+        root = feature_map(one)
+        if root is not None and root.plane == plane and root.tokens is None and not root.given:
+            return root
+        if one.producer is not None:
+            todo += one.producer.inputs()
+    return None
+
+
+def entered(b: Builder, call: Call, value: Value) -> Value:
+    """What an op gave dense, where it is all pixels of a plane with their channels, [N,H*W,C] or [N,H,W,C]: an
+    arrangement of a feature map."""
+    axes = value.axes
+    if call.name in PIXELWISE or call.name in REDUCTIONS:  # steps of norms that are written out, which rules still look for
+        return value
+    if value.constant or axes is None or value.dtype not in PLANNED_DTYPES or feature_map(value) is not None:
+        return value
+    thinned = call.name == "slice" and (call.argument("step") or 1) > 1  # every second pixel is a plane, a part is none
+    if root_of(value) is not None or (plane_root(value) is not None and not thinned):
+        return value  # an arrangement, as of windows that are padded
+    pixels = axes.dims[1:-1]
+    names = [name for dim in pixels for name, _ in dim]
+    channels = axes.dims[-1]
+    first = [name for name, _ in axes.dims[0]]
+    whole = first == ["N"] and value.shape[0] == b.batch and names == ["H", "W"]
+    if not whole or not channels or any(role(name) != "C" for name, _ in channels):
+        return value
+    n, c = value.shape[0], value.shape[-1]
+    h, w = [length for dim in pixels for _, length in dim]
+    if h * w <= 1:
+        return value
+    flat = value if len(pixels) == 1 else b.move(value, ATEN.reshape.default, [n, h * w, c], [n, h * w, c], call)
+    turned = b.move(flat, ATEN.permute.default, [0, 2, 1], [n, c, h * w], call)
+    plane = b.move(turned, ATEN.reshape.default, [n, c, h, w], [n, c, h, w], call)
+    plane.axes = Axes.planes(plane.shape)
+    atoms: dict[str, tuple[str, int]] = {"N": ("N", n), "C": ("C", c), "H": ("H", h), "W": ("W", w)}
+    dims: list[Dim] = [(atoms["N"],), *(tuple(atoms[name] for name, _ in dim) for dim in pixels), (atoms["C"],)]
+    return b.arranged(plane, Axes(tuple(dims)), call)
+
+
+def as_matmul(b: Builder, call: Call) -> Any:
+    """Of einsum("bhlk,bhtk->bhlt") and the like, what torch.matmul gives of the same."""
+    equation: str = call.args[0]
+    operands: Any = call.args[1] if len(call.args) > 1 else ()
+    if len(operands) != 2 or "." in equation or not all(isinstance(v, Value) for v in operands):
+        return None
+    given, _, out = equation.replace(" ", "").partition("->")
+    left, _, right = given.partition(",")
+    batch, rows, columns = out[:-2], out[-2:-1], out[-1:]
+    summed = left[-1:]
+    if left != batch + rows + summed or rows == columns or len(set(out)) != len(out) or summed in out:
+        return None
+    x, y = operands
+    if right == batch + columns + summed:
+        shape = (*y.shape[:-2], y.shape[-1], y.shape[-2])
+        made = torch.empty(shape, dtype=y.dtype, device="meta")
+        y = b.read(ATEN.transpose.int, (y, -2, -1), {}, made, f"{call.label}_turned", call.path, call.line)
+    elif right != batch + summed + columns:
+        return None
+    return b.read(ATEN.matmul.default, (x, y), {}, call.made, call.label, call.path, call.line)

@@ -1,0 +1,1 @@
+"""Ops on frames: what a decoder gives becomes what a network takes."""

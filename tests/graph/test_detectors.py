@@ -1,0 +1,103 @@
+"""Detectors and transformers of which parts run dense: what is planned of them, and that all of it holds."""
+
+import copy
+
+import pytest
+import torch
+
+import sbnet
+from sbnet.graph.axes import op_name
+from sbnet.graph.kinds import kind_of
+from sbnet.graph.oracle import PlaneMasks, masked_oracle
+from support import tokens
+from support.contract import assert_holds, poison
+from support.detectors import LEVIT, NETS, levit
+from support.tokens import masks
+from support.window_nets import SEGFORMER, hugging_face
+
+pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
+
+QUICK = ("RT-DETR's encoder", "DETR", "CaiT", "XCiT")
+
+
+def dense_ops(run) -> set[str]:
+    nodes = [n for n in run.plan.graph.nodes if not kind_of(n).planned and not n.moves]
+    return {op_name(n.target) if n.target is not None else n.kind for n in nodes}
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETS])
+def test_keys_are_active_pixels_and_what_follows_is_planned(name):
+    make, side, dense = NETS[name]
+    net, x = make(), torch.randn(2, 3, side, side)
+    run, exact = sbnet.sparsify(net, x, block=1), copy.deepcopy(net).double()
+    assert dense_ops(run) >= dense
+    assert dense or not dense_ops(run)
+    convolutions = [
+        n for n in run.plan.graph.nodes if n.kind == "aten" and op_name(n.target) in ("conv2d", "batch_norm")
+    ]
+    assert name.startswith(("CvT", "EfficientViT")) or not convolutions
+    for mask in (torch.ones(2, side, side), masks(side), masks(side).flip(0)):
+        poison(run)
+        got = run(x, mask, copy=True)
+        of = PlaneMasks(mask, 1)
+        torchs, want = masked_oracle(net, [x], of), masked_oracle(exact, [x.double()], of)
+        if isinstance(got, torch.Tensor):
+            got, torchs, want = [got], [torchs], [want]
+        for one in zip(got, torchs, want, strict=True):
+            assert_holds(*one, name)
+
+
+@pytest.mark.slow
+def test_levit_gives_what_its_form_of_convolutions_gives():
+    """The oracle follows those; of linear layers over pixels of all images it loses the mask."""
+    net, twin, x = levit("levit"), levit("levit_conv"), torch.randn(2, 3, 128, 128)
+    shapes = twin.state_dict()
+    twin.load_state_dict({name: t.reshape(shapes[name].shape) for name, t in net.state_dict().items()})
+    run = sbnet.sparsify(net, x, block=1)
+    assert not dense_ops(run)
+    for mask in (torch.ones(2, 128, 128), masks(128)):
+        poison(run)
+        of = PlaneMasks(mask, 1)
+        torchs = masked_oracle(twin, [x], of).flatten(2).mT
+        want = masked_oracle(copy.deepcopy(twin).double(), [x.double()], of).flatten(2).mT
+        assert_holds(run(x, mask, copy=True), torchs, want)
+
+
+def test_the_transformers_librarys_levit_is_planned():
+    net, x = hugging_face("Levit", image_size=128, **LEVIT), torch.randn(1, 3, 128, 128)
+    run = sbnet.sparsify(net, x)
+    assert not dense_ops(run)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x, torch.ones(1, 128, 128)), net(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "side"),
+    [
+        (lambda: tokens.timm_net("vit_tiny_patch16_224", 96), 96),
+        (lambda: tokens.swin(112, 7), 112),
+        (lambda: hugging_face("Segformer", **SEGFORMER), 64),
+        (lambda: tokens.sam(128), 128),
+    ],
+    ids=["ViT", "Swin", "SegFormer", "SAM"],
+)
+def test_all_but_a_twentieth_of_the_time_goes_to_active_blocks(make, side):
+    found = sbnet.explain(make(), torch.randn(1, 3, side, side))
+    assert found.time_share >= 0.95, str(found)
+
+
+def test_attention_without_a_kernel_on_cuda_says_what_computes_it():
+    for net, side, channels in ((tokens.swin(112, 7), 112, 12), (tokens.timm_net("beit_base_patch16_224", 96), 96, 64)):
+        for dtype in (torch.float32, torch.float16):
+            x = torch.randn(1, 3, side, side, dtype=dtype)
+            nodes = sbnet.sparsify(net.to(dtype), x).plan.graph.nodes
+            found = [n for n in nodes if n.kind in ("attention", "window_attention")]
+            assert all(n.options["dim"] == channels for n in found)
+            assert not any(kind_of(n).whole(n, "cpu") for n in found)
+            why = {kind_of(n).whole(n, "cuda") for n in found}
+            if side == 96:
+                assert why == {"a bias: no kernel on CUDA; PyTorch computes attention of all rows"}
+            elif dtype == torch.float32:
+                assert why == {"float32 on CUDA: PyTorch computes all windows; float16 and bfloat16 have a kernel"}
+            else:
+                assert why == {"heads of 12 channels, 49 keys: no kernel on CUDA; PyTorch computes all windows"}

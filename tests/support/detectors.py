@@ -1,0 +1,90 @@
+"""Small transformers with parts that run dense: detectors' decoders, class tokens, scores that heads share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbnet.benchmarks.harness.nets import torchvision
+from support.window_nets import hugging_face, small, stirred
+
+WIDTHS = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1] * 4, "layer_type": "basic"}
+
+
+class Boxes(nn.Module):
+    """A detector of the transformers library: what it says of classes and of boxes."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        found = self.net(pixel_values=x)
+        return [found.logits, found.pred_boxes]
+
+
+class Encoder(nn.Module):
+    """Backbone and hybrid encoder of RT-DETR."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        planes = self.net.backbone(x, torch.ones(len(x), *x.shape[2:], dtype=torch.bool))
+        given = [project(t) for project, (t, _) in zip(self.net.encoder_input_proj, planes, strict=True)]
+        return list(self.net.encoder(given).last_hidden_state)
+
+
+def rt_detr(part: str) -> nn.Module:
+    torchvision()
+    import transformers
+
+    backbone = transformers.RTDetrResNetConfig(**WIDTHS, out_features=["stage2", "stage3", "stage4"])
+    config = transformers.RTDetrConfig(
+        backbone_config=backbone, encoder_hidden_dim=32, encoder_in_channels=[32, 48, 64], encoder_attention_heads=4,
+        encoder_ffn_dim=64, d_model=32, decoder_in_channels=[32] * 3, decoder_ffn_dim=64, num_queries=10,
+        decoder_layers=2, decoder_attention_heads=4, eval_size=None, anchor_image_size=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    if part == "encoder":
+        return stirred(Encoder(transformers.RTDetrModel(config)))
+    return stirred(Boxes(transformers.RTDetrForObjectDetection(config)))
+
+
+def detr() -> nn.Module:
+    torchvision()
+    import transformers
+
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, d_model=32, encoder_layers=2,
+        backbone_config=transformers.ResNetConfig(**WIDTHS, out_features=["stage4"]), decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, num_queries=10,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return stirred(Boxes(transformers.DetrForObjectDetection(config)))
+
+
+CVT = {"embed_dim": [16, 32, 48], "num_heads": [1, 2, 3], "depth": [1, 2, 3], "patch_sizes": [7, 3, 3]}
+LEVIT = {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [1] * 3, "key_dim": [8] * 3}
+# Name: what makes it, the side of its images, and ops that run dense on whole planes or lists of queries.
+NETS: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
+    "RT-DETR's encoder": (lambda: rt_detr("encoder"), 128, set()),
+    "RT-DETR": (lambda: rt_detr("all"), 128, {"grid_sampler", "topk", "scaled_dot_product_attention"}),
+    "DETR": (detr, 128, {"shown", "scaled_dot_product_attention"}),
+    "CaiT": (lambda: small("cait_xxs24_224", img_size=96, depth=2), 96, {"hide", "softmax", "matmul"}),
+    "XCiT": (lambda: small("xcit_nano_12_p16_224", img_size=96, depth=2), 96, {"linalg_vector_norm", "softmax"}),
+    "CvT": (lambda: hugging_face("Cvt", **CVT), 128, {"softmax", "matmul"}),
+    "EfficientViT of cascades": (lambda: small("efficientvit_m0"), 128, {"hide", "softmax", "matmul"}),
+    "MobileNetV4 with attention": (
+        lambda: small("mobilenetv4_hybrid_medium"), 128, {"shown", "scaled_dot_product_attention"}
+    ),
+}  # fmt: skip
+
+
+def levit(layers: str) -> nn.Module:
+    """layers: of "levit" linear ones, of "levit_conv" the same as convolutions."""
+    return small(f"{layers}_128s", img_size=128)
