@@ -151,7 +151,8 @@ def camera_table(rows: Iterable[Row]) -> str:
         lines.append([
             f"{row['cameras']} x `{row['network']}`", own["title"].split(": ")[0].rpartition(", ")[2], own["decoder"],
             percent(own["density"]), cell(own["fps"]), cell(whole["fps"]), f"**{cell(row['x dense'])}x**",
-            f"{own['cpu']:.2g} / {whole['cpu']:.2g}", own["bound"], f"{row['device']}, {row['date']}",
+            f"{own['cpu']:.2g} / {whole['cpu']:.2g}" if "cpu" in own else "", own["bound"],
+            f"{row['device']}, {row['date']}",
         ])  # fmt: skip
     head = ["cameras", "frames", "decoder", "active", "frames a second of all", "dense", "end to end",
             "CPU seconds a thousand frames, both", "bound by", "measured on"]  # fmt: skip

@@ -208,7 +208,8 @@ class masked(TorchFunctionMode):
             if not takes and not _reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
-        if known and self._has(args[0], OTHER):
+        last = nhwc or any(isinstance(t, Tensor) and self.lies_nhwc(t) for t in args[1:])
+        if known and self._has(args[0], OTHER) and not last:
             return self._of_other(func, args, func(*args, **kwargs))
         if layer is not None:
             self._check(first)
@@ -219,7 +220,7 @@ class masked(TorchFunctionMode):
                 maps.close_all((args, tuple(kwargs.values())))
         if move is not None:
             return self._moved(move, nhwc, args, func(*args, **kwargs))
-        if nhwc or any(isinstance(t, Tensor) and self.lies_nhwc(t) for t in args[1:]):
+        if last:
             return self._nhwc(func(*args, **kwargs))
         # An op in place is followed by others that know its argument, not its result. It works on a copy: gradients may
         # want what it wrote, which is masked here.
@@ -297,12 +298,12 @@ class masked(TorchFunctionMode):
         return self._has(x, NHWC) and x.dim() == 4
 
     def _nhwc(self, out: Any) -> Any:
-        """What any op on such a one gives, masked where it is of its plane."""
+        """What any op on such a one gives, masked where it is of its plane; else its last sides are no plane."""
         if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
             return out
         size = int(out.shape[1]), int(out.shape[2])
         if size not in self._planes:
-            return out
+            return self._note(out, OTHER)
         return self.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), self.active(size)))
 
     def _of_other(self, func: Any, args: Any, out: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Gradients of every op of active blocks: of lists without a block, of batches without an image, of an upstream gradient
-that is NaN where nothing is active. What they are is held against float64 beside each op's own tests."""
+"""Gradients of every op of active blocks: of lists without a block, of batches without an image, of a gradient that is
+NaN where nothing is active. What they are is held against float64 beside each op's own tests."""
 
 import pytest
 import torch

@@ -263,14 +263,20 @@ def test_empty_and_full_masks(device, batch, density):
 
 
 def test_channels_that_lie_last_in_another_argument(device):
-    """A response norm's products are maps, though no op's first argument is one; they have not another plane's mask."""
+    """A response norm's products are maps, though no op's first argument is one; its sums [N,1,1,C] are none. Neither has
+    the mask of another plane."""
     x, mask = data(device)
     mask = torch.zeros_like(mask)
     mask[:, 20, 3] = True
-    of = lambda n, x: n["next"](response_norm(F.relu(n["conv"](x)), n["other"]))  # noqa: E731
-    got = gradients(of, layers(device), x, sbnet.masked(mask, BLOCK), torch.float32)
-    torchs = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float32)
-    exact = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float64)
+    of = lambda n, x: n["next"](response_norm(F.relu(n["conv"](x)), n["norm"]))  # noqa: E731
+    torch.manual_seed(0)
+    net = nn.ModuleDict(
+        {"conv": nn.Conv2d(3, 32, 3, padding=1), "norm": nn.BatchNorm2d(32), "next": nn.Conv2d(32, 8, 3, padding=1)}
+    ).to(device)
+    nn.init.normal_(net["norm"].weight), nn.init.normal_(net["norm"].bias)
+    got = gradients(of, net, x, sbnet.masked(mask, BLOCK), torch.float32)
+    torchs = gradients(of, net, x, DenseMasked(mask, BLOCK), torch.float32)
+    exact = gradients(of, net, x, DenseMasked(mask, BLOCK), torch.float64)
     for parts in zip(got, torchs, exact, strict=True):
         assert_as_accurate_as_torch(*parts)
 

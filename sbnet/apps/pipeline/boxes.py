@@ -63,7 +63,7 @@ def stay(
     boxes: Callable[[], Tensor], scores: np.ndarray, overlap: float, kept: Tensor | None, certain: Tensor | None
 ) -> list[int]:
     """`best_of` of boxes and scores, best first, or what `uncovered` found, where that is certain. All on the host."""
-    if kept is None or certain is None or not bool(certain):
+    if kept is None or certain is None or not certain.numpy():
         return best_of(boxes(), torch.from_numpy(scores), overlap)
     return np.flatnonzero(kept.numpy()[: len(scores)]).tolist()
 

@@ -107,6 +107,11 @@ def _apart(corners: Tensor, kinds: Tensor, valid: Tensor) -> Tensor:
     return corners + (kinds * (2 * most + 1))[:, None]
 
 
+def _all_apart(corners: np.ndarray, kinds: np.ndarray) -> Tensor:
+    """The same on the host, of boxes that all count."""
+    return _apart(torch.from_numpy(corners), torch.from_numpy(kinds), torch.ones(len(kinds), dtype=torch.bool))
+
+
 def _yolo(output: Any, classes: int = 0) -> Tensor:
     """classes: how many labels the file has, or 0. What stands behind boxes and scores (masks, key points, angles)
     would be taken for more of them: it is refused here by their number, and by `_boxes` where scores are none."""
@@ -198,15 +203,15 @@ def _boxes(
         above = np.concatenate([above[:, :4] * np.array([*given, *given], np.float32), above[:, 4:]], 1)
     corners = np.concatenate([above[:, :2] - above[:, 2:4] / 2, above[:, :2] + above[:, 2:4] / 2], 1)
     if not above[:, 6].any():
-        boxes, kinds = torch.from_numpy(corners), torch.from_numpy(above[:, 5])
-        order = stay(
-            lambda: _apart(boxes, kinds, torch.ones_like(kinds, dtype=torch.bool)), above[:, 4], OVERLAP, kept, certain
-        )
+        order = stay(partial(_all_apart, corners, above[:, 5]), above[:, 4], OVERLAP, kept, certain)
         corners, above = corners[order], above[order]
     shown = np.minimum(corners.clip(0), [width, height, width, height])
     found_of = zip(shown.astype(float).round(1).tolist(), above[:, 4].astype(float).round(4).tolist(),
                    above[:, 5].astype(int).tolist(), strict=True)  # fmt: skip
-    records = [{"box": box, "score": score, **_named(kind, labels)} for box, score, kind in found_of]
+    records: list[Record] = [{"box": box, "score": score, "class": kind} for box, score, kind in found_of]
+    for record in records if labels else ():
+        if record["class"] in labels:
+            record["label"] = labels[record["class"]]
     return lambda: draw(frame.picture(), records), records
 
 

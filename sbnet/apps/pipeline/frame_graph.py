@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
@@ -13,6 +14,11 @@ from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
 from sbnet.apps.surface import Look, rgb_of, unit_of
 from sbnet.engine.capture import cuda_graph
+
+OF_NUMPY = {
+    torch.uint8: np.uint8, torch.bool: np.bool_, torch.int32: np.int32, torch.int64: np.int64,
+    torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64,
+}  # fmt: skip
 
 # x [1,C,H,W], x widened -> what the network returned, active blocks, mask, what is added to the picture
 Body = Callable[[Tensor, Tensor], tuple[Any, Tensor | None, Tensor | None, Tensor | None]]
@@ -173,12 +179,27 @@ class Packing:
         return torch.cat([self._rows(parts[k]).contiguous().flatten().view(torch.uint8) for k in self._order])
 
     def unpacked(self, packed: Tensor) -> list[Any]:
-        """The tensors that `packed` holds; other things as they were."""
+        """The tensors that `packed`, on the host, holds; other things as they were."""
         found: list[Any] = list(self._kinds)
-        at = 0
+        at, whole = 0, packed.numpy()
         for k in self._order:
             size, dtype = self._kinds[k]
             end = at + size.numel() * dtype.itemsize
-            rows, at = packed[at:end].view(dtype).view(size), end
-            found[k] = rows.movedim(3, 1) if rows.dim() == 4 else rows
+            if dtype in OF_NUMPY:  # each op of PyTorch gives Python's lock away, and waits to have it again
+                rows = whole[at:end].view(OF_NUMPY[dtype]).reshape(size)
+                found[k] = torch.from_numpy(np.moveaxis(rows, 3, 1) if rows.ndim == 4 else rows)
+            else:
+                lines = packed[at:end].view(dtype).view(size)
+                found[k] = lines.movedim(3, 1) if lines.dim() == 4 else lines
+            at = end
         return found
+
+
+def images_of(x: Any, count: int) -> list[Any]:
+    """What each of `count` images has of a tensor on the host; other things are everybody's."""
+    if not isinstance(x, Tensor):
+        return [x] * count
+    if x.dtype not in OF_NUMPY:
+        return list(x.unbind())
+    rows = x.numpy()
+    return [torch.from_numpy(rows[k : k + 1].reshape(rows.shape[1:])) for k in range(count)]

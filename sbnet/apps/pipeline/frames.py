@@ -206,8 +206,12 @@ class Result:
             (self.picture, self.records), self.finish = self.finish(), None
         held = vars(self)["_picture"]  # drawn later, where it is a function
         if isinstance(held, Tensor):
-            self.picture = held.cpu().numpy()
+            self.picture = _numpy(held)
         if isinstance(self.active, Tensor):
-            self.active = self.active.cpu().numpy().astype(bool)
+            self.active = _numpy(self.active).astype(bool)
             self.density = float(np.mean(self.active))
         self.output = None
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    return (x.cpu() if x.is_cuda else x).numpy()

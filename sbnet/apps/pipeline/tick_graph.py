@@ -9,7 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.frame_graph import Homeward, Packing, kind_of, landing_of, seen
+from sbnet.apps.pipeline.frame_graph import Homeward, Packing, images_of, kind_of, landing_of, seen
 from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network
 from sbnet.engine.capture import cuda_graph
@@ -101,17 +101,16 @@ class TickGraph:
         self._graph.replay()
         return self._made[1:]
 
-    def download(self) -> tuple[list[Any], Tensor, Any]:
-        """Of each camera the picture, or what the network is to `finish`, and active blocks [N,...], in pinned memory,
+    def download(self) -> tuple[list[Any], list[Tensor], Any]:
+        """Of each camera the picture, or what the network is to `finish`, and its active blocks, in pinned memory,
         after the event, if there is one."""
         host, here = self._homeward(self._made[0])
         shown, active = pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
         if self._at_once:
-            count = len(self._rows)
             leaves, tree = pytree.tree_flatten(shown)
-            of_each = [v.unbind() if isinstance(v, Tensor) else [v] * count for v in leaves]
+            of_each = [images_of(v, len(self._rows)) for v in leaves]
             shown = [pytree.tree_unflatten(list(own), tree) for own in zip(*of_each, strict=True)]
-        return shown, active, here
+        return shown, images_of(active, len(self._rows)), here
 
 
 def of_each(call: Callable[[Any], Any], output: Any, count: int) -> Any:
