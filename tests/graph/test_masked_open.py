@@ -263,8 +263,8 @@ def test_empty_and_full_masks(device, batch, density):
 
 
 def test_channels_that_lie_last_in_another_argument(device):
-    """A response norm's products are maps, though no op's first argument is one; its sums [N,1,1,C] are none. Neither has
-    the mask of another plane."""
+    """A response norm's products are maps, though no op's first argument is one; its sums [N,1,1,C] are none. Neither
+    has the mask of another plane."""
     x, mask = data(device)
     mask = torch.zeros_like(mask)
     mask[:, 20, 3] = True
