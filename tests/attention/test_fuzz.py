@@ -9,6 +9,7 @@ from sbnet import AttentionLayout
 from support.attention_cases import BLOCK_SIZES, check, make, random_blocks, random_layout
 from support.helpers import FLOATS
 
+FEWEST = 64  # queries of a problem
 SEEDS = [*range(16), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(16, 240))]
 
 
@@ -58,6 +59,8 @@ def test_random_problems(device, seed):
     q_length = draw.choice([1, 2, 31, 64, 65, 96, 120, 128, 130, 192, 257])
     k_length = draw.choice([q_length, q_length, 1, 63, 80, 128, 200])
     batch, heads, dim = draw.randint(1, 3), kv_heads * group, 8 * draw.randint(2, 32)
+    # An error of a handful of queries is a single draw, and PyTorch's another: their ratio says nothing.
+    batch = max(batch, -(-FEWEST // (heads * q_length)))
     dtype, order = draw.choice(FLOATS), draw.choice(["bhtd", "bthd", "slice"])
     layout, mask = draw_layout(draw, heads, q_length, k_length, device)
     options = {}

@@ -314,6 +314,7 @@ def torch_ops() -> set[str]:
         "blocksparse_conv_active",  # convolution, gather and scatter
         "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter
+        "yuv_to_rgb_",  # a decoder's frame on its way into a network, never part of one
         # of tokens on CUDA: files have ONNX's own ops in their place
         "pack_tokens",
         "move_rows_",
