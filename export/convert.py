@@ -22,7 +22,7 @@ from sbnet.export import memory_format, schemas, translate
 from sbnet.export.clean import clean
 from sbnet.export.output_names import name_outputs
 from sbnet.graph.capture import path_of
-from sbnet.graph.exporting import EXPORTING
+from sbnet.graph.exporting import EXPORTING, collected_later
 from sbnet.graph.refusal import causes, no_dump, refusal
 from sbnet.progress import progress, step
 
@@ -36,6 +36,7 @@ class ExportError(ValueError):
 
 
 @progress("export")
+@collected_later()
 def to_onnx(
     module: nn.Module,
     args: Sequence[Any],

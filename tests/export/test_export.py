@@ -1,5 +1,7 @@
 """sbnet.export: modules to ONNX files that onnx.checker accepts and ONNX Runtime runs as torch does."""
 
+import contextlib
+import gc
 import re
 import subprocess
 from pathlib import Path
@@ -25,6 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 
 # ---- schemas
+@pytest.mark.parametrize("name", ["net.onnx", "no_such_folder/net.onnx"])
+def test_garbage_is_collected_again_after_an_export(tmp_path, name):
+    with contextlib.suppress(export.ExportError):
+        export.to_onnx(nn.Conv2d(3, 4, 3), (torch.rand(1, 3, 8, 8),), tmp_path / name)
+    assert (tmp_path / name).exists() == (name == "net.onnx")
+    assert gc.isenabled()
+
+
 def test_every_op_has_a_schema_and_a_translation():
     assert set(schemas.OPS) == torch_ops()
     several = {"blocksparse_conv1x1", "blocksparse_conv_active"}  # gather, product and scatter
