@@ -20,13 +20,11 @@ DOCS = HERE.parent / "docs"
 # What docs/benchmarks.md holds: the tables that people look at, by result file. `--tables` writes all of them.
 SHOWN = {
     "cpu_sparsify": ("sparsified network",),
-    "cpu_weights": ("memory-bound",),
     "h100_sparsify": ("sparsified network",),
     "h200_blocksparse_conv": ("blocksparse_conv",),
     "h200_conv": ("conv 3x3",),
     "h200_conv_1x1_settled": ("conv 1x1",),
     "h200_onnxruntime": ("residual network, ONNX Runtime",),
-    "h200_weights_ops": ("memory-bound",),
     "h200_weights_settled": ("blocksparse_matmul",),
 }
 
@@ -41,10 +39,9 @@ pipelines are in [is_it_for_me.md](is_it_for_me.md).
 Every result was checked before it was timed (rms error against a wider type at most twice PyTorch's own; copies bit for
 bit). The sides of a case run in turn in one process; figures are medians, in microseconds. **x dense** is against the
 fastest dense form of the same layer: `F.conv2d` (oneDNN on a CPU), fused cuDNN and, where it says so, `torch.compile`,
-channels_last. **indexed** starts at the pixel mask: blocks and fringe are listed anew in every call. **of floor** is
+channels_last. **indexed** times include listing blocks and fringe from the pixel mask in every call. **of floor** is
 the share of the least time that the active part could take on that machine: the larger of its operations over the rate
-of a matrix product and its bytes over that of a copy, both measured in the same run, and a launch.
-"gather-conv-scatter" is the paper's way with our copies and the dense library's convolution. How to measure:
+of a matrix product and its bytes over that of a copy, both measured in the same run, and a launch. How to measure:
 `sbnet bench --help`, [benchmarks/](../benchmarks/README.md).
 """
 

@@ -98,10 +98,10 @@ def pipeline_table(rows: Iterable[Row]) -> str:
             f"{row['source']}, {row['title'].split(': ')[0].rpartition(', ')[2]}",
             percent(row["density"]), cell(row["fps"]), cell(row["dense fps"]),
             f"**{cell(row['end to end'])}x**", _bounds(row), "" if share is None else percent(share),
-            f"{row['frames']} / {row['dense frames']}", f"{row['device']}{cores}, {dtype}, {row['date']}",
+            f"{row['device']}{cores}, {dtype}, {row['date']}",
         ])  # fmt: skip
     head = ["network", "source", "active", "frames a second", "dense", "end to end", "bound by / dense", "mask's share",
-            "frames / dense", "measured on"]  # fmt: skip
+            "measured on"]  # fmt: skip
     return markdown(head, lines)
 
 
