@@ -69,7 +69,7 @@ def document(sessions: Mapping[str, Session], papers: Iterable[Session] | None =
     """Tables of all rows, by the stem of their file; the paper's figures beside those of `papers`, or the same.
 
     brief: without the machine's rates, of other forms only how much faster ours is than the fastest dense one, and
-    without layers that were measured at one sparsity.
+    without layers that were measured at fewer than three sparsities.
     """
     parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values() if papers is None else papers)]
     for stem, session in sessions.items():
@@ -112,14 +112,17 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def section(name: str, rows: list[Row], brief: bool = False) -> str:
     """A heading, what all rows share, and a table; one row a layer where sparsity is swept."""
+    swept_here = len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows)
     hidden = set(HIDDEN)
     if brief:
         hidden |= {f"{side} us" for row in rows for side in ("dense", *row["us"])} | {"faults"}
         hidden |= {"wanted density", "sparsity"} if all("density" in row for row in rows) else set()
+        if swept_here:
+            rows = [row for same in layers(rows).values() if len(same) > 2 for row in same]
     shared, head, lines = compact(rows, hidden)
     facts = [", ".join(f"{fact} {format_fact(v)}" for fact, v in shared.items())]
-    if len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows):
-        head, lines = sweep(rows, shared, 2 if brief else 1)
+    if swept_here:
+        head, lines = sweep(rows, shared)
         facts.append(
             "x dense (indexed) by sparsity" + (", / what is wanted" if any("wanted" in r for r in rows) else "")
         )
@@ -136,14 +139,14 @@ def layers(rows: list[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def sweep(rows: list[Row], shared: dict[str, Any], least: int = 1) -> tuple[list[str], list[list[str]]]:
-    """One line a layer of at least so many rows, its x dense (indexed) by sparsity."""
+def sweep(rows: list[Row], shared: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """One line a layer, its x dense (indexed) by sparsity."""
     rows = [row for row in rows if "sparsity" in row["facts"]]
     steps = sorted({row["facts"]["sparsity"] for row in rows})
     facts = list(dict.fromkeys(k for row in rows for k in row["facts"] if k not in (*shared, "sparsity")))
     served = ["served by"] if any("served by" in row for row in rows) else []
     lines = []
-    for same in (found for found in layers(rows).values() if len(found) >= least):
+    for same in layers(rows).values():
         at = {row["facts"]["sparsity"]: row for row in same}
         figures = [_pair(at[step]) if step in at else "" for step in steps]
         named = [*(same[0]["facts"].get(fact) for fact in facts), *(same[0].get(note) for note in served)]
@@ -168,7 +171,11 @@ def glance(sessions: Iterable[Session]) -> list[str]:
             if tenth or whole:
                 lines.append([heading(session), name, _spread(tenth), _spread(whole)])
     head = ["measured on", "what", "x dense, a tenth of the blocks", "x dense, all blocks"]
-    return [f"## At a glance\n\nMedian (least to most) of the cases below.\n\n{markdown(head, lines)}"] if lines else []
+    return (
+        [f"## At a glance\n\nMedian (least to most) of all cases of these results.\n\n{markdown(head, lines)}"]
+        if lines
+        else []
+    )
 
 
 def _spread(values: list[float]) -> str:
