@@ -171,7 +171,8 @@ def glance(sessions: Iterable[Session]) -> list[str]:
             if tenth or whole:
                 lines.append([heading(session), name, _spread(tenth), _spread(whole)])
     head = ["measured on", "what", "x dense, a tenth of the blocks", "x dense, all blocks"]
-    return (
+    text = f"## At a glance\n\nMedian (least to most) of all cases of these results.\n\n{markdown(head, lines)}"
+    return [text] if lines else []
         [f"## At a glance\n\nMedian (least to most) of all cases of these results.\n\n{markdown(head, lines)}"]
         if lines
         else []
