@@ -173,10 +173,6 @@ def glance(sessions: Iterable[Session]) -> list[str]:
     head = ["measured on", "what", "x dense, a tenth of the blocks", "x dense, all blocks"]
     text = f"## At a glance\n\nMedian (least to most) of all cases of these results.\n\n{markdown(head, lines)}"
     return [text] if lines else []
-        [f"## At a glance\n\nMedian (least to most) of all cases of these results.\n\n{markdown(head, lines)}"]
-        if lines
-        else []
-    )
 
 
 def _spread(values: list[float]) -> str:
