@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 import sbnet
 from sbnet.benchmarks.cases.training import steps
+from sbnet.engine.capture import cuda_graph
 
 CALLS, REPLAYS = 5, 5
 Layer = tuple[Any, ...]  # of x, y: [N,C,H,W]; kernel, stride, padding, dilation, groups, bias
@@ -30,7 +32,7 @@ def layers_of(name: str, batch: int, side: int) -> Counter[Layer]:
 
     def note(conv: nn.Conv2d, given: tuple[torch.Tensor, ...], y: torch.Tensor) -> None:
         window = (conv.kernel_size, conv.stride, conv.padding, conv.dilation)
-        found[tuple(given[0].shape), tuple(y.shape), *window, conv.groups, conv.bias is not None] += 1
+        found[(tuple(given[0].shape), tuple(y.shape), *window, conv.groups, conv.bias is not None)] += 1
 
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
@@ -40,11 +42,7 @@ def layers_of(name: str, batch: int, side: int) -> Counter[Layer]:
 
 
 def microseconds(run: Callable[[], Any]) -> float:
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            run()
+    graph, _ = cuda_graph(run, torch.device("cuda", torch.cuda.current_device()), calls=CALLS)
     times = []
     for _ in range(REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -76,16 +74,15 @@ def main() -> None:
             grid = active.grid
             numbers = [*grid.bsize, *grid.bstride, *grid.boffset, *grid.bcount]
             window = [list(pair) for pair in (kernel, stride, padding, dilation)]
-
-            def run(x: Any = x, dy: Any = dy, at: Any = active, of: Any = (numbers, *window, groups, False, True, bias)):  # type: ignore[no-untyped-def]
-                return torch.ops.sbnet.sparse_conv2d_weight_grad(x, dy, at.indices, at.count, *of, True)
-
+            of = active.indices, active.count, numbers, *window, groups, False, True, bias, True
+            run = partial(torch.ops.sbnet.sparse_conv2d_weight_grad, x, dy, *of)
             us = microseconds(run)
             pixels = int(active.count) * grid.bsize[0] * grid.bsize[1]
             products = 2 * pixels * y_shape[1] * (x_shape[1] // groups) * kernel[0] * kernel[1]
             whole += us * times
-            shape = f"{x_shape[1]:5d} -> {y_shape[1]:4d} {kernel[0]}x{kernel[1]} /{stride[0]} of {y_shape[2]}x{y_shape[3]}"
-            print(f"{share:4.0%} {times:3d} x {us:8.1f} us {products / us / 1e6:6.0f} TFLOP/s  {shape}")
+            taps, plane = (f"{a}x{b}" for a, b in (kernel, y_shape[2:]))
+            layer = f"{x_shape[1]:5d} -> {y_shape[1]:4d} {taps} /{stride[0]} of {plane}"
+            print(f"{share:4.0%} {times:3d} x {us:8.1f} us {products / us / 1e6:6.0f} TFLOP/s  {layer}")
         print(f"{share:4.0%}: {whole / 1e3:.3f} ms")
 
 

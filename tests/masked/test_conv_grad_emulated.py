@@ -63,13 +63,13 @@ def emulate(library, layer, size, dtype, density, batch=1, bias=True, wide=True,
     x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
     shape = (filters, channels // groups, taps, taps)
     found = poison(shape, torch.float32 if wide else dtype, "cpu", "channels_last")
-    # Packed as [K, R, S, C], as the entry takes it, whatever PyTorch calls a 1x1 kernel's strides.
     sums = torch.full((filters,), float("nan"))
     tensors = {"x": x, "y": dy, "weight": found, "bias": sums if bias else None, "residual": None, "slope": None}
     edge = fringe(active, active, out, 3, 1, 1)
     assert launch(
         library.emulate_conv_grad, active, edge, tensors, kernel=which, multiprocessors=multiprocessors, seed=seed,
-        k=filters, r=taps, s=taps, stride=stride, padding=padding, dilation=dilation, groups=groups, activation=int(wide),
+        k=filters, r=taps, s=taps, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        activation=int(wide),
     ), "another kernel took it"  # fmt: skip
 
     def gradient(to):
