@@ -17,11 +17,11 @@ from support.helpers import assert_as_accurate_as_torch, poison, random_active, 
 def emulated(tmp_path_factory):
     names = ("masked/conv", "masked/conv_query", "masked/conv_grad", "grid", "layer", "memory", "settled", "through")
     units = [TOOLS / "entry_grad.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
-    kernels = [CSRC / f"cuda/masked/conv_grad{name}.cu" for name in ("", "_add", "_cells", "_rows")]
+    kernels = [CSRC / f"cuda/masked/conv_grad{name}.cu" for name in ("", "_add", "_cells", "_few", "_rows")]
     return emulated_library(tmp_path_factory, "conv_grad", [*kernels, CSRC / "cuda/capability.cu"], units)
 
 
-CELLS, ROWS, REST = range(3)
+CELLS, ROWS, FEW, REST = range(4)
 # kernel, channels, filters, taps, stride, padding, dilation, groups, block
 LAYERS = {
     "3x3": (CELLS, 40, 72, 3, 1, 1, 1, 1, 8),
@@ -37,7 +37,13 @@ LAYERS = {
     "3x3, small blocks": (ROWS, 16, 24, 3, 1, 1, 1, 1, (2, 3)),
     "3x3 dilated": (ROWS, 16, 16, 3, 1, 2, 2, 1, 8),
     "5x5 groups": (ROWS, 16, 32, 5, 2, 2, 1, 2, 8),
-    "channels of no whole words": (REST, 3, 20, 3, 1, 1, 1, 1, 8),
+    "few channels": (FEW, 3, 72, 3, 1, 1, 1, 1, 8),
+    "few channels, 7x7 stride 2": (FEW, 3, 24, 7, 2, 3, 1, 1, (6, 8)),
+    "few channels, groups": (FEW, 10, 32, 3, 1, 2, 1, 2, 8),
+    "few channels, dilated": (REST, 3, 8, 3, 1, 2, 2, 1, 8),
+    "few channels, two tiles": (FEW, 4, 8, 7, 1, 3, 1, 1, 8),
+    "few channels, small blocks": (REST, 3, 20, 3, 1, 1, 1, 1, 2),
+    "outputs of no whole words": (REST, 8, 20, 3, 1, 1, 1, 1, 8),
 }
 
 

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const GradSink<T> sink = {
       params, plan.parts, plan.channels, plan.columns.taps_per_row, workspace, cta.part / plan.parts.cluster};
   const int64_t first = static_cast<int64_t>(cta.group) * plan.group_outputs + k;  // output channel
-  const auto put = [&](int m, int n, float sum) {
+  const auto put = [&](int m, int n, const auto& sum) {
     if (k + m < plan.group_outputs && column + n < plan.parts.columns)
       sink.put(first + m, static_cast<uint32_t>(column + n), sum);
   };
@@ -234,8 +234,8 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
   using Tile = GradTile<T>;
   GradPlan plan(p, parts, kElements ? 1 : kLanes<T>);
   plan.words_of_grad = words_of_grad(p.conv);
-  return launch_grad<conv_grad_kernel<T, kMath, kElements>>(p, plan, tiles_of(p), kThreads, Tile::kBytes, Tile::kBytes,
-                                                            workspace, device, stream);
+  return launch_grad<conv_grad_kernel<T, kMath, kElements>>(p, plan, parts, tiles_of(p), kThreads, Tile::kBytes,
+                                                            Tile::kBytes, workspace, device, stream);
 }
 
 template <class T, Math kMath>
@@ -260,7 +260,9 @@ Status launch_elements_grad(const ConvWeightGradParams& p, const GradParts& part
 // First match wins.
 const GradKernel& kernel_of(const ConvWeightGradParams& p) {
   if (is_depthwise(p.conv.weight, p.conv.groups)) return kGradDepthwise;
-  return grad_cells_takes(p) ? kGradCells : grad_rows_takes(p) ? kGradRows : kGradElements;
+  if (grad_cells_takes(p)) return kGradCells;
+  if (grad_rows_takes(p)) return kGradRows;
+  return grad_few_takes(p) ? kGradFew : kGradElements;
 }
 
 // With strides in whole words even of dimensions that have one element.

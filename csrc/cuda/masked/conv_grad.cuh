@@ -34,9 +34,9 @@ struct GradParts {
     parts = std::min({parts, (chunks(c.active.capacity) + least_chunks - 1) / least_chunks, room});
     most = static_cast<int32_t>(std::max<int64_t>(parts, 1));
   }
-  // Adds up to eight parts in a cluster.
+  // Adds up to four parts in a cluster: clusters of eight would not fill all of a device's multiprocessors.
   void join() {
-    cluster = most >= 8 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    cluster = most >= 4 ? 4 : most >= 2 ? 2 : 1;
     most -= most % cluster;
   }
   __host__ __device__ int64_t chunks(int64_t blocks) const { return (blocks * block_pixels + chunk - 1) / chunk; }
@@ -88,6 +88,9 @@ inline int64_t parts_for(const DeviceInfo& device, int64_t tiles) {
   return std::max<int64_t>(2 * device.sm_count - 8, 1) / std::max<int64_t>(tiles, 1);
 }
 
+// May all pixels' places be told in 32 bits of words?
+inline bool grad_in_reach(const TensorView& t) { return pixel_strides(t).n * t.size[0] / 8 < INT32_MAX / 2; }
+
 // A kernel: how it cuts the list into parts, and its launch, with a workspace for those that are stored.
 struct GradKernel {
   GradParts (*parts)(const ConvWeightGradParams& p, const DeviceInfo& device);
@@ -98,6 +101,9 @@ struct GradKernel {
 extern const GradKernel kGradDepthwise;
 // float16 and bfloat16 in whole words of channels: 3x3 with a stride of 1 or 2 by cells of 8x8 pixels; all others.
 extern const GradKernel kGradCells, kGradRows;
+// The same, with few input channels of any layout.
+extern const GradKernel kGradFew;
+bool grad_few_takes(const ConvWeightGradParams& p);
 bool grad_cells_takes(const ConvWeightGradParams& p);
 bool grad_rows_takes(const ConvWeightGradParams& p);
 // The rest: float32, as tf32 or as it is, and channels that are no whole words.

@@ -36,6 +36,16 @@ struct GradSink {
     else
       store_gradient<T>(params.weight, channels, taps_per_row, k, column, sum);
   }
+  // Of four neighbouring columns.
+  __device__ __forceinline__ void put(int64_t k, uint32_t column, const float (&sums)[4]) const {
+    if (parts.stored() > 1 && parts.columns % 4 == 0)
+      *reinterpret_cast<float4*>(parts.sums(workspace, stored) + k * parts.columns + column) =
+          make_float4(sums[0], sums[1], sums[2], sums[3]);
+    else
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (column + i < parts.columns) put(k, column + i, sums[i]);
+  }
   __device__ __forceinline__ void put_bias(int64_t k, float sum) const {
     (parts.stored() > 1 ? parts.biases(workspace, stored, params.conv.weight.size[0]) : params.bias)[k] = sum;
   }
@@ -78,7 +88,7 @@ template <int kColumns>
 constexpr int kSumsPitch = kColumns + 8;
 constexpr int sums_bytes(int rows, int columns) { return rows * (columns + 8) * 4; }
 
-// The parts of a cluster add theirs in order: each some rows of the tile, the first the biases.
+// The parts of a cluster add theirs in order: each some quads of the tile, the first the biases.
 template <int kRows, int kColumns, int kThreads, class Put, class PutBias>
 __device__ __forceinline__ void add_in_cluster(const float* own, const float* biases, int parts, bool with_bias,
                                                const Put& put, const PutBias& put_bias) {
@@ -95,24 +105,22 @@ __device__ __forceinline__ void add_in_cluster(const float* own, const float* bi
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   constexpr int kQuads = kColumns / 4;
-  const int rows = kRows / parts;
-  for (int e = threadIdx.x; e < rows * kQuads; e += kThreads) {
-    const int m = static_cast<int>(rank) * rows + e / kQuads, n = e % kQuads * 4;
-    float values[8][4], sum[4] = {};
+  for (int e = static_cast<int>(rank) * kThreads + threadIdx.x; e < kRows * kQuads; e += parts * kThreads) {
+    const int m = e / kQuads, n = e % kQuads * 4;
+    float values[4][4], sums[4] = {};
 #pragma unroll
-    for (int q = 0; q < 8; ++q)
+    for (int q = 0; q < 4; ++q)
       if (q < parts)
         asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                      : "=f"(values[q][0]), "=f"(values[q][1]), "=f"(values[q][2]), "=f"(values[q][3])
                      : "r"(there(own + m * kSumsPitch<kColumns> + n, q))
                      : "memory");
 #pragma unroll
-    for (int q = 0; q < 8; ++q)
+    for (int q = 0; q < 4; ++q)
       if (q < parts)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] += values[q][i];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) put(m, n + i, sum[i]);
+        for (int i = 0; i < 4; ++i) sums[i] += values[q][i];
+    put(m, n, sums);
   }
   if (with_bias && rank == 0)
     for (int k = threadIdx.x; k < kRows; k += kThreads) {
@@ -145,9 +153,8 @@ __device__ __forceinline__ void finish_tile(char* shared, const float* biases, i
 
 // One CTA a part and tile.
 template <auto kKernel, class Plan>
-Status launch_grad(const ConvWeightGradParams& p, const Plan& plan, int64_t tiles, int threads, int bytes,
-                   int most_bytes, float* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const GradParts& parts = plan.parts;
+Status launch_grad(const ConvWeightGradParams& p, const Plan& plan, const GradParts& parts, int64_t tiles, int threads,
+                   int bytes, int most_bytes, float* workspace, const DeviceInfo& device, cudaStream_t stream) {
   SBNET_CHECK(tiles <= (INT32_MAX / 2) / parts.most, "%s: weight: expected at most 2^30 tiles, got %lld", kGradOp,
               static_cast<long long>(tiles));
   SBNET_TRY(allow_shared<kKernel>(kGradOp, device, most_bytes));

@@ -46,13 +46,15 @@ struct RowsTile {
   static_assert(kStagesAt % 128 == 0 && kShared <= 99 * 1024, "the least that a device since sm_80 has");
 };
 
-template <class T, int kDown>
+// kTaps: not 1x1 without padding, of which a pixel reads one of x that is there.
+template <class T, int kDown, bool kTaps>
 struct RowsLoader {
+  using Entry = std::conditional_t<kTaps, int4, int2>;
   using Tile = RowsTile<kDown>;
   const Conv2dParams& p;
   const RowsPlan& plan;
-  int4* const tables;  // two: a pixel's first tap in x, in words; its row and column; where it is in dy, -1 for none
-  const T *x, *grad;   // this thread's channels
+  Entry* const tables;  // two: where a pixel is in dy, in words, -1 for none; its first tap in x; its row and column
+  const T *x, *grad;    // this thread's channels
   Tap tap;
   bool grad_in;
   int count;
@@ -60,7 +62,7 @@ struct RowsLoader {
   BlockIndex block;
   int down, across;  // of the pixel in its block
 
-  __device__ __forceinline__ RowsLoader(const Conv2dParams& p, const RowsPlan& plan, const GradCta& cta, int4* tables)
+  __device__ __forceinline__ RowsLoader(const Conv2dParams& p, const RowsPlan& plan, const GradCta& cta, Entry* tables)
       : p(p), plan(plan), tables(tables) {
     const int k = static_cast<int>(cta.tile_m) * Tile::kRows + static_cast<int>(threadIdx.x) % Tile::kWordsGrad * 8;
     grad_in = k < plan.group_outputs;
@@ -85,15 +87,15 @@ struct RowsLoader {
     block = {row[0], row[1], row[2]};
   }
   __device__ __forceinline__ void tabulate(int number) {
-    int4 entry = make_int4(0, -(1 << 30), -(1 << 30), -1);
+    Entry entry = {-1, -1};
+    if constexpr (kTaps) entry.z = entry.w = -(1 << 30);
     if (is_block(block, static_cast<int>(p.y.size[0]), p.active.grid)) {
       const int row = block.i * p.active.grid.size[0] + down, column = block.j * p.active.grid.size[1] + across;
       if (row < p.y.size[2] && column < p.y.size[3]) {
-        entry.y = row * p.stride[0] - p.padding[0], entry.z = column * p.stride[1] - p.padding[1];
-        entry.x =
-            static_cast<int>((block.n * p.x.stride[0] + entry.y * p.x.stride[2] + entry.z * p.x.stride[3]) / kLanes<T>);
-        entry.w =
-            static_cast<int>((block.n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3]) / kLanes<T>);
+        const int top = row * p.stride[0] - p.padding[0], left = column * p.stride[1] - p.padding[1];
+        entry.x = static_cast<int>((block.n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3]) / 8);
+        entry.y = static_cast<int>((block.n * p.x.stride[0] + top * p.x.stride[2] + left * p.x.stride[3]) / 8);
+        if constexpr (kTaps) entry.z = top, entry.w = left;
       }
     }
     tables[number % 2 * kTable + threadIdx.x] = entry;
@@ -101,13 +103,13 @@ struct RowsLoader {
     ask();
   }
   __device__ __forceinline__ void copy(int step, uint32_t stage) const {
-    const int4* const table = tables + step / kTabled % 2 * kTable + step % kTabled * kChunk;
+    const Entry* const table = tables + step / kTabled % 2 * kTable + step % kTabled * kChunk;
 #pragma unroll
     for (int i = 0; i < Tile::kWordsGrad / 4; ++i) {
       constexpr int kStep = kThreads / Tile::kWordsGrad;
-      const int row = static_cast<int>(threadIdx.x) / Tile::kWordsGrad + i * kStep, at = table[row].w;
+      const int row = static_cast<int>(threadIdx.x) / Tile::kWordsGrad + i * kStep, at = table[row].x;
       const int word = static_cast<int>(threadIdx.x) % Tile::kWordsGrad;
-      cp_async_16(stage + (row * Tile::kWordsGrad + (word ^ (row % 8))) * 16, grad + int64_t{at} * kLanes<T>,
+      cp_async_16(stage + (row * Tile::kWordsGrad + (word ^ (row % 8))) * 16, grad + int64_t{at} * 8,
                   grad_in & (at >= 0));
     }
 #pragma unroll
@@ -115,16 +117,20 @@ struct RowsLoader {
       constexpr int kStep = kThreads / Tile::kWordsX;
       const int row = static_cast<int>(threadIdx.x) / Tile::kWordsX + i * kStep;
       const int word = static_cast<int>(threadIdx.x) % Tile::kWordsX;
-      const int4 entry = table[row];
-      const bool reads = tap.in & (static_cast<unsigned>(entry.y + tap.row) < static_cast<unsigned>(p.x.size[2])) &
-                         (static_cast<unsigned>(entry.z + tap.column) < static_cast<unsigned>(p.x.size[3]));
-      cp_async_16(stage + Tile::kGrad + (row * Tile::kWordsX + (word ^ (row % 8))) * 16,
-                  x + int64_t{entry.x} * kLanes<T>, reads);
+      const Entry entry = table[row];
+      bool reads = tap.in;
+      if constexpr (kTaps)
+        reads &= (static_cast<unsigned>(entry.z + tap.row) < static_cast<unsigned>(p.x.size[2])) &
+                 (static_cast<unsigned>(entry.w + tap.column) < static_cast<unsigned>(p.x.size[3]));
+      else
+        reads &= entry.x >= 0;
+      cp_async_16(stage + Tile::kGrad + (row * Tile::kWordsX + (word ^ (row % 8))) * 16, x + int64_t{entry.y} * 8,
+                  reads);
     }
   }
 };
 
-template <class T, int kDown>
+template <class T, int kDown, bool kTaps>
 __global__ void __launch_bounds__(kThreads, 2)
     conv_grad_rows_kernel(const __grid_constant__ ConvWeightGradParams params, const __grid_constant__ RowsPlan plan,
                           float* workspace) {
@@ -134,7 +140,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int m0 = warp % kDown * kWarp, n0 = warp / kDown * kWarp;
   const GradCta cta(plan.parts, plan.tiles_m, plan.tiles_n);
-  RowsLoader<T, kDown> loader(p, plan, cta, reinterpret_cast<int4*>(smem));
+  using Loader = RowsLoader<T, kDown, kTaps>;
+  Loader loader(p, plan, cta, reinterpret_cast<typename Loader::Entry*>(smem));
 
   grid_dependency_wait();
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
@@ -213,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int e = 0; e < 4; ++e)
           visit(m0 + m * 16 + lane / 4 + e / 2 * 8, n0 + n * 8 + lane % 4 * 2 + e % 2, sums[m][n][e]);
   };
-  const auto put = [&](int m, int n, float sum) {
+  const auto put = [&](int m, int n, const auto& sum) {
     if (k + m < plan.group_outputs && column + n < plan.parts.columns)
       sink.put(group + k + m, static_cast<uint32_t>(column + n), sum);
   };
@@ -249,9 +256,17 @@ template <class T, int kDown>
 Status launch_rows(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
                    cudaStream_t stream) {
   using Tile = RowsTile<kDown>;
-  return launch_grad<conv_grad_rows_kernel<T, kDown>>(
-      p, RowsPlan(p, parts, Tile::kRows, Tile::kColumns), tiles_of(p, kDown), kThreads,
-      parts.cluster > 1 ? Tile::kShared : Tile::kAlone, Tile::kShared, workspace, device, stream);
+  const Conv2dParams& c = p.conv;
+  const bool taps = c.weight.size[2] > 1 || c.weight.size[3] > 1 || c.padding[0] || c.padding[1];
+  return (taps ? launch_grad<conv_grad_rows_kernel<T, kDown, true>, RowsPlan>
+               : launch_grad<conv_grad_rows_kernel<T, kDown, false>, RowsPlan>)(p,
+                                                                                RowsPlan(p, parts, Tile::kRows,
+                                                                                         Tile::kColumns),
+                                                                                parts, tiles_of(p, kDown), kThreads,
+                                                                                parts.cluster > 1 ? Tile::kShared
+                                                                                                  : Tile::kAlone,
+                                                                                Tile::kShared, workspace, device,
+                                                                                stream);
 }
 
 Status launch_rows_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
@@ -267,18 +282,12 @@ Status launch_rows_grad(const ConvWeightGradParams& p, const GradParts& parts, f
   });
 }
 
-// May all pixels' places be told in 32 bits of words?
-bool in_reach(const TensorView& t) {
-  const PixelStrides s = pixel_strides(t);
-  return s.n * t.size[0] / 8 < INT32_MAX / 2;
-}
-
 }  // namespace
 
 bool grad_rows_takes(const ConvWeightGradParams& p) {
   const Conv2dParams& c = p.conv;
   return c.x.dtype != DType::kF32 && channels_vectorize(c.x) && channels_vectorize(c.y) && c.weight.size[1] % 8 == 0 &&
-         c.weight.size[0] / c.groups % 8 == 0 && !PixelList(c).wide && in_reach(c.x) && in_reach(c.y);
+         c.weight.size[0] / c.groups % 8 == 0 && !PixelList(c).wide && grad_in_reach(c.x) && grad_in_reach(c.y);
 }
 
 const GradKernel kGradRows = {rows_parts, launch_rows_grad};

@@ -12,7 +12,7 @@ const GradKernel kGradDepthwise = {};
 extern "C" {
 
 // y: dy; weight and bias (or null) are written, bias as float32, weight as float32 if `activation` is set. kernel: the
-// one that is expected to take it, 0 by cells, 1 by rows, 2 the rest.
+// one that is expected to take it, 0 by cells, 1 by rows, 2 of few channels, 3 the rest.
 __attribute__((visibility("default"))) int emulate_conv_grad(const Case* given, char* message, int64_t room) {
   using namespace sbnet;
   const Case& v = *given;
@@ -25,7 +25,7 @@ __attribute__((visibility("default"))) int emulate_conv_grad(const Case* given, 
   for (int d = 0; d < 2; ++d)
     p.conv.stride[d] = v.stride, p.conv.padding[d] = v.padding, p.conv.dilation[d] = v.dilation;
   v.device();
-  if (v.kernel != (portable::grad_cells_takes(p) ? 0 : portable::grad_rows_takes(p) ? 1 : 2)) return 1;
+  if (v.kernel != (portable::grad_cells_takes(p) ? 0 : portable::grad_rows_takes(p) ? 1 : portable::grad_few_takes(p) ? 2 : 3)) return 1;
   // NaN: what is not written shows.
   std::vector<uint32_t> workspace(sbnet_sparse_conv2d_weight_grad_workspace_bytes_cuda(&p) / 4 + 1, 0x7fc00000);
   return told(sbnet_sparse_conv2d_weight_grad_cuda(&p, workspace.data(), nullptr), message, room);
