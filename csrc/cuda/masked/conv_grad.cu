@@ -193,15 +193,15 @@ __global__ void __launch_bounds__(kThreads, 3)
   const GradSink<T> sink = {
       params, plan.parts, plan.channels, plan.columns.taps_per_row, workspace, cta.part / plan.parts.cluster};
   const int64_t first = static_cast<int64_t>(cta.group) * plan.group_outputs + k;  // output channel
-  const auto put = [&](int m, int n, const auto& sum) {
+  const auto put = [&](int m, int n, const float (&sums)[4]) {
     if (k + m < plan.group_outputs && column + n < plan.parts.columns)
-      sink.put(first + m, static_cast<uint32_t>(column + n), sum);
+      sink.put(first + m, static_cast<uint32_t>(column + n), sums);
   };
   const auto put_bias = [&](int m, float sum) {
     if (k + m < plan.group_outputs) sink.put_bias(first + m, sum);
   };
   const auto each = [&](const auto& visit) { piece.each(m0, n0, visit); };
-  finish_tile<kTile, kTile, kThreads>(smem, biases, plan.parts.cluster, with_bias, each, put, put_bias);
+  finish_tile<kTile, kTile, kThreads>(smem, biases, plan.parts, cta.part, with_bias, each, put, put_bias);
 }
 
 // ---- host
@@ -235,7 +235,7 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
   GradPlan plan(p, parts, kElements ? 1 : kLanes<T>);
   plan.words_of_grad = words_of_grad(p.conv);
   return launch_grad<conv_grad_kernel<T, kMath, kElements>>(p, plan, parts, tiles_of(p), kThreads, Tile::kBytes,
-                                                            Tile::kBytes, workspace, device, stream);
+                                                            workspace, device, stream);
 }
 
 template <class T, Math kMath>

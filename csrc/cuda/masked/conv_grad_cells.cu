@@ -27,8 +27,8 @@ struct CellTile {
   static constexpr int kSpotsAt = kCopiesX * kStepX * static_cast<int>(sizeof(int2));
   static constexpr int kBiasesAt = kSpotsAt + kSpotBytes;
   static constexpr int kStagesAt = kBiasesAt + kCellOutputs * 4;
-  static constexpr int kAlone = kStagesAt + kStages * kStage;
-  static constexpr int kShared = std::max(kAlone, kStagesAt + sums_bytes(16 * kM, kTaps* kInputs));
+  static constexpr int kShared =
+      std::max(kStagesAt + kStages * kStage, kStagesAt + sums_bytes(16 * kM, kTaps* kInputs));
   static_assert(kStage % 128 == 0 && kStagesAt % 128 == 0 && kPitch % 2 == 0);
   static_assert(kShared <= 99 * 1024, "the least that a device since sm_80 has");
 
@@ -172,15 +172,15 @@ __global__ void __launch_bounds__(kCellThreads, 2)
         for (int e = 0; e < 4; ++e)
           visit(m * 16 + lane / 4 + e / 2 * 8, tap * kInputs + warp * 8 + lane % 4 * 2 + e % 2, sums[m][tap][e]);
   };
-  const auto put = [&](int m, int n, const auto& sum) {
+  const auto put = [&](int m, int n, const float (&sums)[4]) {
     const int input = c + n % kInputs;
     if (k + m >= plan.group_outputs || input >= plan.group_inputs) return;
-    sink.put(group + k + m, static_cast<uint32_t>(n / kInputs * plan.group_inputs + input), sum);
+    sink.put(group + k + m, static_cast<uint32_t>(n / kInputs * plan.group_inputs + input), sums);
   };
   const auto put_bias = [&](int m, float sum) {
     if (k + m < plan.group_outputs) sink.put_bias(group + k + m, sum);
   };
-  finish_tile<16 * kM, kTaps * kInputs, kCellThreads>(smem + Tile::kStagesAt, biases, plan.parts.cluster, with_bias,
+  finish_tile<16 * kM, kTaps * kInputs, kCellThreads>(smem + Tile::kStagesAt, biases, plan.parts, cta.part, with_bias,
                                                       each, put, put_bias);
 }
 
@@ -197,7 +197,6 @@ Status launch_cells(const ConvWeightGradParams& p, const CellsPlan& plan, float*
                     cudaStream_t stream) {
   using Tile = CellTile<T, kStride, kM>;
   return launch_grad<conv_grad_cells_kernel<T, kStride, kM>>(p, plan, plan.parts, tiles_of(p.conv), kCellThreads,
-                                                             plan.parts.cluster > 1 ? Tile::kShared : Tile::kAlone,
                                                              Tile::kShared, workspace, device, stream);
 }
 

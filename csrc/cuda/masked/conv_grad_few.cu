@@ -24,8 +24,7 @@ struct FewTile {
   static constexpr int kStage = kGrad + kElements * static_cast<int>(sizeof(T));
   static constexpr int kSpotsAt = kElements * static_cast<int>(sizeof(int2)), kBiasesAt = kSpotsAt + kSpotBytes;
   static constexpr int kStagesAt = kBiasesAt + kCellOutputs * 4;
-  static constexpr int kAlone = kStagesAt + kStages * kStage;
-  static constexpr int kShared = std::max(kAlone, kStagesAt + sums_bytes(16 * kM, kColumns));
+  static constexpr int kShared = std::max(kStagesAt + kStages * kStage, kStagesAt + sums_bytes(16 * kM, kColumns));
   static_assert(kStagesAt % 128 == 0 && kStage % 128 == 0 && kShared <= 99 * 1024);
 };
 
@@ -169,14 +168,14 @@ __global__ void __launch_bounds__(kCellThreads, 3)
         for (int e = 0; e < 4; ++e)
           visit(m * 16 + lane / 4 + e / 2 * 8, (warp * kWarpTiles + j) * 8 + lane % 4 * 2 + e % 2, sums[m][j][e]);
   };
-  const auto put = [&](int m, int n, const auto& sum) {
+  const auto put = [&](int m, int n, const float (&sums)[4]) {
     if (k + m < plan.cells.group_outputs && column + n < parts.columns)
-      sink.put(group + k + m, static_cast<uint32_t>(column + n), sum);
+      sink.put(group + k + m, static_cast<uint32_t>(column + n), sums);
   };
   const auto put_bias = [&](int m, float sum) {
     if (k + m < plan.cells.group_outputs) sink.put_bias(group + k + m, sum);
   };
-  finish_tile<16 * kM, kColumns, kCellThreads>(smem + Tile::kStagesAt, biases, parts.cluster, with_bias, each, put,
+  finish_tile<16 * kM, kColumns, kCellThreads>(smem + Tile::kStagesAt, biases, parts, cta.part, with_bias, each, put,
                                                put_bias);
 }
 
@@ -195,9 +194,9 @@ template <class T, int kM>
 Status launch_few(const ConvWeightGradParams& p, const FewPlan& plan, float* workspace, const DeviceInfo& device,
                   cudaStream_t stream) {
   using Tile = FewTile<T, kM>;
-  return launch_grad<conv_grad_few_kernel<T, kM>>(
-      p, plan, plan.cells.parts, cell_tiles(p.conv, columns_of(p.conv), kColumns), kCellThreads,
-      plan.cells.parts.cluster > 1 ? Tile::kShared : Tile::kAlone, Tile::kShared, workspace, device, stream);
+  return launch_grad<conv_grad_few_kernel<T, kM>>(p, plan, plan.cells.parts,
+                                                  cell_tiles(p.conv, columns_of(p.conv), kColumns), kCellThreads,
+                                                  Tile::kShared, workspace, device, stream);
 }
 
 Status launch_few_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,

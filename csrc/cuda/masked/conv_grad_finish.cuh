@@ -28,7 +28,7 @@ struct GradSink {
   float* workspace;
   int stored;
 
-  __device__ __forceinline__ void put(int64_t k, uint32_t column, float sum) const {
+  __device__ __forceinline__ void put_one(int64_t k, uint32_t column, float sum) const {
     if (parts.stored() > 1)
       parts.sums(workspace, stored)[k * parts.columns + column] = sum;
     else if (params.weight.dtype == DType::kF32)
@@ -44,7 +44,7 @@ struct GradSink {
     else
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (column + i < parts.columns) put(k, column + i, sums[i]);
+        if (column + i < parts.columns) put_one(k, column + i, sums[i]);
   }
   __device__ __forceinline__ void put_bias(int64_t k, float sum) const {
     (parts.stored() > 1 ? parts.biases(workspace, stored, params.conv.weight.size[0]) : params.bias)[k] = sum;
@@ -88,76 +88,82 @@ template <int kColumns>
 constexpr int kSumsPitch = kColumns + 8;
 constexpr int sums_bytes(int rows, int columns) { return rows * (columns + 8) * 4; }
 
-// The parts of a cluster add theirs in order: each some quads of the tile, the first the biases.
-template <int kRows, int kColumns, int kThreads, class Put, class PutBias>
-__device__ __forceinline__ void add_in_cluster(const float* own, const float* biases, int parts, bool with_bias,
-                                               const Put& put, const PutBias& put_bias) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto meet = [] {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-  };
-  const auto there = [](const float* mine, int rank) {
-    uint32_t address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
-    return address;
-  };
-  meet();
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  constexpr int kQuads = kColumns / 4;
-  for (int e = static_cast<int>(rank) * kThreads + threadIdx.x; e < kRows * kQuads; e += parts * kThreads) {
+constexpr bool kClusters = true;
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ uint32_t there(const float* mine, int rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
+  return address;
+}
+__device__ __forceinline__ float4 read_quad(const float* mine, int rank) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(there(mine, rank))
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ float read_one(const float* mine, int rank) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there(mine, rank)) : "memory");
+  return v;
+}
+#else
+constexpr bool kClusters = false;
+__device__ __forceinline__ void meet_cluster() {}
+__device__ __forceinline__ float4 read_quad(const float* mine, int) { return *reinterpret_cast<const float4*>(mine); }
+__device__ __forceinline__ float read_one(const float* mine, int) { return *mine; }
+#endif
+
+// each(visit) shows the thread's sums as visit(row, column, sum). The parts of a cluster add theirs in order, each some
+// quads of the tile, the first the biases, and put what they find. Shared memory is free again; biases: [kRows], there.
+template <int kRows, int kColumns, int kThreads, class Each, class Put, class PutBias>
+__device__ __forceinline__ void finish_tile(char* shared, const float* biases, const GradParts& plan, int part,
+                                            bool with_bias, const Each& each, const Put& put, const PutBias& put_bias) {
+  constexpr int kPitch = kSumsPitch<kColumns>, kQuads = kColumns / 4;
+  float* const own = reinterpret_cast<float*>(shared);
+  each([&](int m, int n, float sum) { own[m * kPitch + n] = sum; });
+  const int parts = kClusters ? plan.cluster : 1, rank = part % parts;
+  if (parts > 1)
+    meet_cluster();
+  else
+    __syncthreads();
+  for (int e = rank * kThreads + threadIdx.x; e < kRows * kQuads; e += parts * kThreads) {
     const int m = e / kQuads, n = e % kQuads * 4;
-    float values[4][4], sums[4] = {};
+    const float* const at = own + m * kPitch + n;
+    float4 found[4];
+    if (parts > 1) {
 #pragma unroll
-    for (int q = 0; q < 4; ++q)
-      if (q < parts)
-        asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                     : "=f"(values[q][0]), "=f"(values[q][1]), "=f"(values[q][2]), "=f"(values[q][3])
-                     : "r"(there(own + m * kSumsPitch<kColumns> + n, q))
-                     : "memory");
+      for (int q = 0; q < 4; ++q)
+        if (q < parts) found[q] = read_quad(at, q);
+    } else {
+      found[0] = *reinterpret_cast<const float4*>(at);
+    }
+    float sums[4] = {found[0].x, found[0].y, found[0].z, found[0].w};
 #pragma unroll
-    for (int q = 0; q < 4; ++q)
-      if (q < parts)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] += values[q][i];
+    for (int q = 1; q < 4; ++q)
+      if (q < parts) sums[0] += found[q].x, sums[1] += found[q].y, sums[2] += found[q].z, sums[3] += found[q].w;
     put(m, n, sums);
   }
   if (with_bias && rank == 0)
     for (int k = threadIdx.x; k < kRows; k += kThreads) {
-      float sum = 0.f;
-      for (int q = 0; q < parts; ++q) {
-        float value;
-        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there(biases + k, q)) : "memory");
-        sum += value;
-      }
+      float sum = biases[k];
+      for (int q = 1; q < parts; ++q) sum += read_one(biases + k, q);
       put_bias(k, sum);
     }
-  meet();  // nobody leaves while others read
-#endif
-}
-
-// each(visit) shows the thread's sums as visit(row, column, sum). Shared memory is free again; biases: [kRows], there.
-template <int kRows, int kColumns, int kThreads, class Each, class Put, class PutBias>
-__device__ __forceinline__ void finish_tile(char* shared, const float* biases, int cluster, bool with_bias,
-                                            const Each& each, const Put& put, const PutBias& put_bias) {
-  if (cluster == 1) {
-    each(put);
-    if (with_bias)
-      for (int k = threadIdx.x; k < kRows; k += kThreads) put_bias(k, biases[k]);
-    return;
-  }
-  float* const own = reinterpret_cast<float*>(shared);
-  each([&](int m, int n, float sum) { own[m * kSumsPitch<kColumns> + n] = sum; });
-  add_in_cluster<kRows, kColumns, kThreads>(own, biases, cluster, with_bias, put, put_bias);
+  if (parts > 1) meet_cluster();  // nobody leaves while others read
 }
 
 // One CTA a part and tile.
 template <auto kKernel, class Plan>
 Status launch_grad(const ConvWeightGradParams& p, const Plan& plan, const GradParts& parts, int64_t tiles, int threads,
-                   int bytes, int most_bytes, float* workspace, const DeviceInfo& device, cudaStream_t stream) {
+                   int bytes, float* workspace, const DeviceInfo& device, cudaStream_t stream) {
   SBNET_CHECK(tiles <= (INT32_MAX / 2) / parts.most, "%s: weight: expected at most 2^30 tiles, got %lld", kGradOp,
               static_cast<long long>(tiles));
-  SBNET_TRY(allow_shared<kKernel>(kGradOp, device, most_bytes));
+  SBNET_TRY(allow_shared<kKernel>(kGradOp, device, bytes));
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(tiles * parts.most));
   config.blockDim = dim3(static_cast<unsigned>(threads));

@@ -41,8 +41,7 @@ struct RowsTile {
   static constexpr int kWordsGrad = kRows / 8, kWordsX = kColumns / 8;
   static constexpr int kGrad = kChunk * kRows * 2, kStage = kGrad + kChunk * kColumns * 2;
   static constexpr int kBiasesAt = 2 * kTable * static_cast<int>(sizeof(int4)), kStagesAt = kBiasesAt + kRows * 4;
-  static constexpr int kAlone = kStagesAt + kStages * kStage;
-  static constexpr int kShared = std::max(kAlone, kStagesAt + sums_bytes(kRows, kColumns));
+  static constexpr int kShared = std::max(kStagesAt + kStages * kStage, kStagesAt + sums_bytes(kRows, kColumns));
   static_assert(kStagesAt % 128 == 0 && kShared <= 99 * 1024, "the least that a device since sm_80 has");
 };
 
@@ -220,14 +219,14 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int e = 0; e < 4; ++e)
           visit(m0 + m * 16 + lane / 4 + e / 2 * 8, n0 + n * 8 + lane % 4 * 2 + e % 2, sums[m][n][e]);
   };
-  const auto put = [&](int m, int n, const auto& sum) {
+  const auto put = [&](int m, int n, const float (&sums)[4]) {
     if (k + m < plan.group_outputs && column + n < plan.parts.columns)
-      sink.put(group + k + m, static_cast<uint32_t>(column + n), sum);
+      sink.put(group + k + m, static_cast<uint32_t>(column + n), sums);
   };
   const auto put_bias = [&](int m, float sum) {
     if (k + m < plan.group_outputs) sink.put_bias(group + k + m, sum);
   };
-  finish_tile<Tile::kRows, Tile::kColumns, kThreads>(smem + Tile::kStagesAt, biases, plan.parts.cluster, with_bias,
+  finish_tile<Tile::kRows, Tile::kColumns, kThreads>(smem + Tile::kStagesAt, biases, plan.parts, cta.part, with_bias,
                                                      each, put, put_bias);
 }
 
@@ -258,15 +257,10 @@ Status launch_rows(const ConvWeightGradParams& p, const GradParts& parts, float*
   using Tile = RowsTile<kDown>;
   const Conv2dParams& c = p.conv;
   const bool taps = c.weight.size[2] > 1 || c.weight.size[3] > 1 || c.padding[0] || c.padding[1];
-  return (taps ? launch_grad<conv_grad_rows_kernel<T, kDown, true>, RowsPlan>
-               : launch_grad<conv_grad_rows_kernel<T, kDown, false>, RowsPlan>)(p,
-                                                                                RowsPlan(p, parts, Tile::kRows,
-                                                                                         Tile::kColumns),
-                                                                                parts, tiles_of(p, kDown), kThreads,
-                                                                                parts.cluster > 1 ? Tile::kShared
-                                                                                                  : Tile::kAlone,
-                                                                                Tile::kShared, workspace, device,
-                                                                                stream);
+  const auto launch = taps ? launch_grad<conv_grad_rows_kernel<T, kDown, true>, RowsPlan>
+                           : launch_grad<conv_grad_rows_kernel<T, kDown, false>, RowsPlan>;
+  return launch(p, RowsPlan(p, parts, Tile::kRows, Tile::kColumns), parts, tiles_of(p, kDown), kThreads, Tile::kShared,
+                workspace, device, stream);
 }
 
 Status launch_rows_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
