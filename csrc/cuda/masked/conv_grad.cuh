@@ -24,6 +24,7 @@ struct GradParts {
   int64_t columns;       // R * S * C/groups
   int64_t elements;      // K * columns
   bool with_bias;
+  bool packed, quads;  // is the gradient float32, packed as [K, R, S, C/groups]? May four neighbours be stored as one?
 
   GradParts(const ConvWeightGradParams& p, int64_t block_pixels, int64_t parts, int chunk_pixels, int least_chunks)
       : block_pixels(block_pixels), chunk(chunk_pixels), part_chunks(least_chunks), with_bias(p.bias) {
@@ -32,12 +33,19 @@ struct GradParts {
     elements = c.weight.size[0] * columns;
     const int64_t room = (int64_t{256} << 20) / (4 * elements);
     parts = std::min({parts, (chunks(c.active.capacity) + least_chunks - 1) / least_chunks, room});
+    const TensorView& w = p.weight;
+    const int64_t strides[4] = {columns, 1, w.size[3] * w.size[1], w.size[1]};
+    packed = w.dtype == DType::kF32 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+    for (int d = 0; d < 4; ++d) packed &= w.size[d] == 1 || w.stride[d] == strides[d];
     most = static_cast<int32_t>(std::max<int64_t>(parts, 1));
+    cut();
   }
+  void cut() { quads = columns % 4 == 0 && (stored() > 1 || packed); }
   // Adds up to four parts in a cluster: clusters of eight would not fill all of a device's multiprocessors.
   void join() {
     cluster = most >= 4 ? 4 : most >= 2 ? 2 : 1;
     most -= most % cluster;
+    cut();
   }
   __host__ __device__ int64_t chunks(int64_t blocks) const { return (blocks * block_pixels + chunk - 1) / chunk; }
   __host__ __device__ int32_t stored() const { return most / cluster; }

@@ -59,23 +59,14 @@ struct CellPatch {
                         row | column << 8 | static_cast<int>(Tile::patch_word(row, Tile::place(column), 0)) << 16);
     }
   }
-  __device__ __forceinline__ void copy(const Spot& spot, uint32_t stage) const {
-    const T* const from = x + int64_t{spot.x} * kLanes<T>;
-    const uint32_t word = threadIdx.x % 4 << 4;
-    const auto each = [&](const auto& reads) {
-#pragma unroll
-      for (int i = 0; i < Tile::kCopiesX; ++i) {
-        const int2 entry = table[i * Tile::kStepX];
-        const bool issue = (i + 1) * Tile::kStepX <= Tile::kSide * Tile::kSide ||
-                           threadIdx.x / 4 + i * Tile::kStepX < Tile::kSide * Tile::kSide;
-        cp_async_16(stage + (static_cast<uint32_t>(entry.y) >> 16 ^ word), from + int64_t{entry.x} * kLanes<T>,
-                    reads(entry.y), issue);
-      }
-    };
-    if (spot.whole)
-      each([&](int) { return in; });
-    else
-      each([&](int place) { return in & spot.reads(place & 255, place >> 8 & 255); });
+  // One of kCopiesX, whose entry of the table is given; past the patch there is none.
+  __device__ __forceinline__ void copy(int i, int2 entry, const Spot& spot, uint32_t stage) const {
+    if ((i + 1) * Tile::kStepX > Tile::kSide * Tile::kSide &&
+        static_cast<int>(threadIdx.x) / 4 + i * Tile::kStepX >= Tile::kSide * Tile::kSide)
+      return;
+    const bool reads = in & (spot.whole || spot.reads(entry.y & 255, entry.y >> 8 & 255));
+    cp_async_16_or_zeros(stage + (static_cast<uint32_t>(entry.y) >> 16 ^ threadIdx.x % 4 << 4),
+                         x + int64_t{spot.x + entry.x} * kLanes<T>, reads);
   }
 };
 
@@ -113,21 +104,39 @@ __global__ void __launch_bounds__(kCellThreads, 2)
                 Tile::patch_word(matrix % Tile::kRows, Tile::place(matrix / Tile::kRows + lane % 8 * kStride), warp);
   }
 
-  const auto copy = [&](int cell, int slot) {
-    if (cell < cells) {
-      const Spot spot = spots.take(cell);
-      grad.copy(spot, stages + slot * Tile::kStage);
-      patch.copy(spot, stages + slot * Tile::kStage + Tile::kGrad);
-    }
-    cp_async_commit();
+  // What is copied, some at a time between products, to which the next entry of the table comes meanwhile.
+  constexpr int kCopies = Tile::kCopiesX + CellGrad<T, kM>::kCopies;
+  Spot spot;
+  int2 entry;
+  bool more;
+  const auto begin = [&](int cell) {
+    more = cell < cells;
+    if (more) spot = spots.take(cell), entry = patch.table[0];
   };
-  for (int s = 0; s < Tile::kStages - 1; ++s) copy(s, s);
+  const auto copy = [&](int i, int slot) {
+    if (!more) return;
+    const uint32_t stage = stages + slot * Tile::kStage;
+    if (i < Tile::kCopiesX) {
+      patch.copy(i, entry, spot, stage + Tile::kGrad);
+      if (i + 1 < Tile::kCopiesX) entry = patch.table[(i + 1) * Tile::kStepX];
+    } else {
+      grad.copy(i - Tile::kCopiesX, spot, stage);
+    }
+  };
+#pragma unroll 1
+  for (int s = 0; s < Tile::kStages - 1; ++s) {
+    begin(s);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) copy(i, s);
+    cp_async_commit();
+  }
   int slot = 0;
 #pragma unroll 1
   for (int cell = 0; cell < cells; ++cell) {
     cp_async_wait<Tile::kStages - 2>();
     __syncthreads();  // the stage has landed for all threads, and all are done with the one before
-    copy(cell + Tile::kStages - 1, slot == 0 ? Tile::kStages - 1 : slot - 1);
+    const int free = slot == 0 ? Tile::kStages - 1 : slot - 1;
+    begin(cell + Tile::kStages - 1);
     const uint32_t stage = stages + slot * Tile::kStage;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -146,9 +155,13 @@ __global__ void __launch_bounds__(kCellThreads, 2)
           const int first = tap % 3 * Tile::kRows + pair * 2 * kStride + tap / 3, second = first + kStride;
 #pragma unroll
           for (int m = 0; m < kM; ++m)
-            Product<T>::add(sums[m][tap], a[m], b[first / 4][first % 4], b[second / 4][second % 4]);
+            mma_16x8<T>(sums[m][tap], a[m], b[first / 4][first % 4], b[second / 4][second % 4]);
+#pragma unroll
+          for (int i = 0; i < kCopies; ++i)
+            if (half == 0 && i * 2 * kTaps / kCopies == pair * kTaps + tap) copy(i, free);
         }
       }
+      if (half == 0) cp_async_commit();
     }
     if (with_bias) bias.add(smem + Tile::kStagesAt + slot * Tile::kStage);
     slot = slot + 1 == Tile::kStages ? 0 : slot + 1;

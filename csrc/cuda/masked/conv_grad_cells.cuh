@@ -98,14 +98,12 @@ struct CellGrad {
            first / kCell * p.y.stride[2] + first % kCell * p.y.stride[3];
     rows = kStep * static_cast<int>(p.y.stride[2] / 8);
   }
-  __device__ __forceinline__ void copy(const Spot& spot, uint32_t stage) const {
+  // One of kCopies.
+  __device__ __forceinline__ void copy(int i, const Spot& spot, uint32_t stage) const {
     const int first = static_cast<int>(threadIdx.x) / kWords, word = static_cast<int>(threadIdx.x) % kWords;
-    const uint32_t to = stage + first * 128 + ((word ^ (first % kCell)) << 4);
-    const bool has = in & (first % kCell < spot.columns);
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i)
-      cp_async_16(to + i * kStep * kCell * 128, grad + int64_t{spot.grad + i * rows} * 8,
-                  has & (first / kCell + i * kStep < spot.rows));
+    const bool has = in & (first % kCell < spot.columns) & (first / kCell + i * kStep < spot.rows);
+    cp_async_16_or_zeros(stage + (first + i * kStep * kCell) * 128 + ((word ^ (first % kCell)) << 4),
+                         grad + int64_t{spot.grad + i * rows} * 8, has);
   }
 };
 

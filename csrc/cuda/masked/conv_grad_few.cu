@@ -111,7 +111,8 @@ __global__ void __launch_bounds__(kCellThreads, 3)
     more = cell < cells;
     if (more) {
       const Spot spot = spots.take(cell);
-      grad.copy(spot, stages + slot * Tile::kStage);
+#pragma unroll
+      for (int i = 0; i < CellGrad<T, kM>::kCopies; ++i) grad.copy(i, spot, stages + slot * Tile::kStage);
       patch.load(spot);
     }
     cp_async_commit();

@@ -38,9 +38,10 @@ struct GradSink {
   }
   // Of four neighbouring columns.
   __device__ __forceinline__ void put(int64_t k, uint32_t column, const float (&sums)[4]) const {
-    if (parts.stored() > 1 && parts.columns % 4 == 0)
-      *reinterpret_cast<float4*>(parts.sums(workspace, stored) + k * parts.columns + column) =
-          make_float4(sums[0], sums[1], sums[2], sums[3]);
+    if (parts.quads)
+      *reinterpret_cast<float4*>(
+          (parts.stored() > 1 ? parts.sums(workspace, stored) : static_cast<float*>(params.weight.data)) +
+          k * parts.columns + column) = make_float4(sums[0], sums[1], sums[2], sums[3]);
     else
 #pragma unroll
       for (int i = 0; i < 4; ++i)

@@ -101,30 +101,31 @@ struct RowsLoader {
     next += kTable;
     ask();
   }
-  __device__ __forceinline__ void copy(int step, uint32_t stage) const {
-    const Entry* const table = tables + step / kTabled % 2 * kTable + step % kTabled * kChunk;
-#pragma unroll
-    for (int i = 0; i < Tile::kWordsGrad / 4; ++i) {
-      constexpr int kStep = kThreads / Tile::kWordsGrad;
-      const int row = static_cast<int>(threadIdx.x) / Tile::kWordsGrad + i * kStep, at = table[row].x;
+  static constexpr int kCopiesGrad = Tile::kWordsGrad / 4, kCopies = kCopiesGrad + Tile::kWordsX / 4;
+  static __device__ __forceinline__ int row_of(int i) {
+    const int words = i < kCopiesGrad ? Tile::kWordsGrad : Tile::kWordsX;
+    return static_cast<int>(threadIdx.x) / words + (i < kCopiesGrad ? i : i - kCopiesGrad) * (kThreads / words);
+  }
+  __device__ __forceinline__ Entry entry_of(int i, int step) const {
+    return tables[step / kTabled % 2 * kTable + step % kTabled * kChunk + row_of(i)];
+  }
+  // One of kCopies, whose entry of the table is given.
+  __device__ __forceinline__ void copy(int i, const Entry& entry, uint32_t stage) const {
+    const int row = row_of(i);
+    if (i < kCopiesGrad) {
       const int word = static_cast<int>(threadIdx.x) % Tile::kWordsGrad;
-      cp_async_16(stage + (row * Tile::kWordsGrad + (word ^ (row % 8))) * 16, grad + int64_t{at} * 8,
-                  grad_in & (at >= 0));
-    }
-#pragma unroll
-    for (int i = 0; i < Tile::kWordsX / 4; ++i) {
-      constexpr int kStep = kThreads / Tile::kWordsX;
-      const int row = static_cast<int>(threadIdx.x) / Tile::kWordsX + i * kStep;
+      cp_async_16_or_zeros(stage + (row * Tile::kWordsGrad + (word ^ (row % 8))) * 16, grad + int64_t{entry.x} * 8,
+                           grad_in & (entry.x >= 0));
+    } else {
       const int word = static_cast<int>(threadIdx.x) % Tile::kWordsX;
-      const Entry entry = table[row];
       bool reads = tap.in;
       if constexpr (kTaps)
         reads &= (static_cast<unsigned>(entry.z + tap.row) < static_cast<unsigned>(p.x.size[2])) &
                  (static_cast<unsigned>(entry.w + tap.column) < static_cast<unsigned>(p.x.size[3]));
       else
         reads &= entry.x >= 0;
-      cp_async_16(stage + Tile::kGrad + (row * Tile::kWordsX + (word ^ (row % 8))) * 16, x + int64_t{entry.y} * 8,
-                  reads);
+      cp_async_16_or_zeros(stage + Tile::kGrad + (row * Tile::kWordsX + (word ^ (row % 8))) * 16,
+                           x + int64_t{entry.y} * 8, reads);
     }
   }
 };
@@ -156,9 +157,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t lane_a = (lane / 16 * 8 + lane % 8) * Tile::kRows * 2 + m0 * 2 + (((lane / 8 % 2) ^ (lane % 8)) << 4);
   const uint32_t lane_b =
       Tile::kGrad + (lane / 8 % 2 * 8 + lane % 8) * Tile::kColumns * 2 + n0 * 2 + (((lane / 16) ^ (lane % 8)) << 4);
-  const auto copy = [&](int step) {
-    if (step < steps) loader.copy(step, stages + step % kStages * Tile::kStage);
-    cp_async_commit();
+  // Between products, to which the next entry of the table comes meanwhile.
+  typename Loader::Entry entry;
+  const auto copy = [&](int i, int step) {
+    if (step >= steps) return;
+    loader.copy(i, entry, stages + step % kStages * Tile::kStage);
+    if (i + 1 < Loader::kCopies) entry = loader.entry_of(i + 1, step);
   };
   uint32_t a[2][4][4], b[2][4][4];
   const auto load = [&](int step, int half, uint32_t (&to_a)[4][4], uint32_t (&to_b)[4][4]) {
@@ -173,31 +177,45 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   loader.tabulate(0);
   __syncthreads();
-  for (int s = 0; s < kStages - 1; ++s) copy(s);
+#pragma unroll 1
+  for (int s = 0; s < kStages - 1; ++s) {
+    entry = loader.entry_of(0, s);
+#pragma unroll
+    for (int i = 0; i < Loader::kCopies; ++i) copy(i, s);
+    cp_async_commit();
+  }
   loader.tabulate(1);
   cp_async_wait<kStages - 2>();
   __syncthreads();
   load(0, 0, a[0], b[0]);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    copy(step + kStages - 1);
-    // The table before the one that is read now: all have passed a barrier since they read it.
-    if ((step + kStages - 1) % kTabled == 0) loader.tabulate((step + kStages - 1) / kTabled + 1);
+    const int next = step + kStages - 1;
+    entry = loader.entry_of(0, next);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (half == 0) {
         load(step, 1, a[1], b[1]);
-        if (with_bias) bias.add(smem + Tile::kStagesAt + step % kStages * Tile::kStage);
       } else {
         cp_async_wait<kStages - 2>();
         __syncthreads();  // the next stage has landed for all threads, and all are done with this one
         load(step + 1, 0, a[0], b[0]);
       }
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < 8; ++n) {
 #pragma unroll
         for (int m = 0; m < 4; ++m)
-          Product<T>::add(sums[m][n], a[half][m], b[half][n / 2][n % 2 * 2], b[half][n / 2][n % 2 * 2 + 1]);
+          mma_16x8<T>(sums[m][n], a[half][m], b[half][n / 2][n % 2 * 2], b[half][n / 2][n % 2 * 2 + 1]);
+#pragma unroll
+        for (int i = 0; i < Loader::kCopies; ++i)
+          if (half == 0 && i * 8 / Loader::kCopies == n) copy(i, next);
+      }
+      if (half == 0) {
+        cp_async_commit();
+        if (with_bias) bias.add(smem + Tile::kStagesAt + step % kStages * Tile::kStage);
+        // The table before the one that is read now: all have passed a barrier since they read it.
+        if (next % kTabled == 0) loader.tabulate(next / kTabled + 1);
+      }
     }
   }
   cp_async_wait<0>();
