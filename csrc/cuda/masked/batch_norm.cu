@@ -23,32 +23,6 @@ __device__ __forceinline__ Activation chosen(Activation activation) {
   return kKind == Kind::kNone ? Activation::kNone : kKind == Kind::kRelu ? Activation::kRelu : activation;
 }
 
-// Tables of numbers by channel of the CTA in shared memory, read where they are used: registers that held them would be
-// room for other CTAs. Of a word of eight channels the first four lie apart from the last, so that the words of a
-// warp's threads are free of bank conflicts.
-template <int kN>
-struct Table {
-  static constexpr int kTogether = kN % 4 == 0 ? 4 : 1;  // read as one
-  static constexpr int kReads = kN / kTogether;
-  float* const numbers;
-  const int channels;
-
-  __device__ __forceinline__ float& at(int row, int channel) const {
-    const int word = channel / kN, e = channel % kN;
-    return numbers[row * channels + e / kTogether * (channels / kReads) + word * kTogether + e % kTogether];
-  }
-  // Of the thread's word, those from read * kTogether on.
-  __device__ __forceinline__ void read(int row, int read, const SumThread& thread, float (&to)[kTogether]) const {
-    const float* const from = &at(row, thread.word * kN + read * kTogether);
-    if constexpr (kTogether == 4) {
-      const float4 all = *reinterpret_cast<const float4*>(from);
-      to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
-    } else {
-      to[0] = *from;
-    }
-  }
-};
-
 constexpr int kPixels = 1;  // that a thread has together: of two, fewer CTAs fit, which costs more than it saves
 
 template <class T, int kN>

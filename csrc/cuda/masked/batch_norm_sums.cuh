@@ -42,6 +42,32 @@ struct SumThread {
   }
 };
 
+// Tables of numbers by channel of the CTA in shared memory, read where they are used: registers that held them would be
+// room for other CTAs. Of a word of eight channels the first four lie apart from the last, so that the words of a
+// warp's threads are free of bank conflicts.
+template <int kN>
+struct Table {
+  static constexpr int kTogether = kN % 4 == 0 ? 4 : 1;  // read as one
+  static constexpr int kReads = kN / kTogether;
+  float* const numbers;
+  const int channels;
+
+  __device__ __forceinline__ float& at(int row, int channel) const {
+    const int word = channel / kN, e = channel % kN;
+    return numbers[row * channels + e / kTogether * (channels / kReads) + word * kTogether + e % kTogether];
+  }
+  // Of the thread's word, those from read * kTogether on.
+  __device__ __forceinline__ void read(int row, int read, const SumThread& thread, float (&to)[kTogether]) const {
+    const float* const from = &at(row, thread.word * kN + read * kTogether);
+    if constexpr (kTogether == 4) {
+      const float4 all = *reinterpret_cast<const float4*>(from);
+      to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
+    } else {
+      to[0] = *from;
+    }
+  }
+};
+
 // Pixels of the list, as many as a CTA has threads, each found by one of them: that takes longer than what is done with
 // a word of channels. Two tables, one of which is written while the other is read.
 struct PixelTables {
