@@ -132,6 +132,10 @@ def attention_samples(device):
                 into,
             )
         ],
+        "window_attention": [
+            (half, half, half, windows, windows, a, None, bias, None, None, *none, *numbers, 0.0),
+            (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *numbers, 1e-5),
+        ],
         "window_attention_": [
             (half, half, half, windows, windows, a, None, bias, None, None, *none, *numbers, *last),
             (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *numbers, *last),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import put, zero
 from sbnet.ops import sparse_fill, sparse_fill_
-from sbnet.ops.attention.window_attention import takes, window_attention_
-from sbnet.ops.masked.token_rows import MOST_OFFSETS, merge_pixels_, pack_tokens
+from sbnet.ops.attention.window_attention import takes, window_attention, window_attention_
+from sbnet.ops.common import is_recorded
+from sbnet.ops.masked.token_rows import MOST_OFFSETS, merge_pixels, merge_pixels_, pack_tokens
 
 Images = int | slice  # of a batch
 MOST_SCORES = 1 << 28  # that are made at once
@@ -51,6 +53,12 @@ class WindowAttention(Kind):
         return f"heads of {o['dim']} channels, {keys} keys: no kernel on CUDA; PyTorch computes all windows"
 
     def apply(self, node: Node, given: Given) -> Any:
+        options = None
+        if not is_recorded(*given.args, *given.params.values()):
+            options = _options(node, given.args, given.params, given.everywhere)
+        if options is not None:
+            q, k, v = (t.contiguous(memory_format=torch.channels_last) for t in given.args[:3])
+            return window_attention(q, k, v, given.args[3], active=given.active, **options)
         active = given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
         inputs = Inputs.of(node, given.args, given.params, active, given.everywhere)
         n, c, h, w = node.output.shape
@@ -89,24 +97,30 @@ class WindowAttention(Kind):
 
 def _by_kernel(node: Node, args: list[Tensor], params: dict[str, Tensor], to: Target, everywhere: bool) -> bool:
     """By one launch whose cost follows the active pixels, where there is a kernel for these heads and windows."""
-    o, (q, k, v, rows) = node.options, args[:4]
+    options = _options(node, args, params, everywhere)
+    last = torch.channels_last
+    if options is None or any(not t.is_contiguous(memory_format=last) for t in (*args[:3], to.out)):
+        return False
+    q, k, v, rows = args[:4]
+    window_attention_(q, k, v, rows, options.pop("keys"), to.active, to.out, **options)
+    if to.clear is not None:
+        sparse_fill_(to.out, to.active)
+    return True
+
+
+def _options(node: Node, args: Sequence[Tensor], params: dict[str, Tensor], everywhere: bool) -> dict[str, Any] | None:
+    """What ops of window attention take besides q, k, v and rows: keys, and options; None: they do not."""
+    o, (q, k, _, rows) = node.options, args[:4]
     extras = dict(zip(o["extras"], args[4:], strict=True))
     keys = extras.pop("key_index", rows)
     tables = [extras[name] for name in ("row_table", "column_table") if name in extras]
     if not takes(q.dtype, o["starts"], o["dim"], o["value_dim"], keys.shape[1], [len(t) for t in tables]):
-        return False
-    if any(not t.is_contiguous(memory_format=torch.channels_last) for t in (q, k, v, to.out)):
-        return False
+        return None
     if everywhere:
         extras["active_keys"] = torch.ones(len(k), k.shape[2] * k.shape[3], dtype=torch.bool, device=k.device)
     given = {name: t if name == "active_keys" else t.to(q.dtype).contiguous() for name, t in (extras | params).items()}
-    window_attention_(
-        q, k, v, rows, keys, to.active, to.out, starts=o["starts"], heads=o["heads"], dim=o["dim"],
-        value_dim=o["value_dim"], scale=o["scale"], normalize=o.get("normalize", 0.0), **given,
-    )  # fmt: skip
-    if to.clear is not None:
-        sparse_fill_(to.out, to.active)
-    return True
+    numbers = {name: o[name] for name in ("starts", "heads", "dim", "value_dim", "scale")}
+    return {"keys": keys, "normalize": o.get("normalize", 0.0), **numbers, **given}
 
 
 @dataclass
@@ -231,9 +245,7 @@ class ActivePixels(Kind):
             return given.args[0].new_ones(len(given.args[0]), node.output.shape[1], dtype=torch.bool)
         if node.args[0].tokens is not None:
             return given.active.mask
-        if given.active.block_map.is_cuda and not torch.compiler.is_compiling():  # a launch; pixel_mask can be exported
-            return pack_tokens(given.active, size).mask
-        return given.active.pixel_mask(size).flatten(1)
+        return pack_tokens(given.active, size).mask
 
 
 class Merge(Kind):
@@ -247,8 +259,11 @@ class Merge(Kind):
         return Window.conv((factor, factor), (factor, factor), (0, 0), (1, 1))
 
     def apply(self, node: Node, given: Given) -> Any:
-        x, factor = given.args[0], node.options["factor"]
-        made = torch.cat([x[:, :, a::factor, e::factor] for a, e in node.options["offsets"]], 1)
+        x, factor, offsets = given.args[0], node.options["factor"], node.options["offsets"]
+        if not is_recorded(x) and len(offsets) <= MOST_OFFSETS and x.dtype != torch.float64:
+            x = x.contiguous(memory_format=torch.channels_last)
+            return merge_pixels(x, given.active, factor, offsets)
+        made = torch.cat([x[:, :, a::factor, e::factor] for a, e in offsets], 1)
         return sparse_fill(made.contiguous(memory_format=torch.channels_last), given.active)
 
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks
-from sbnet.ops.common import check_active, refuse_gradient, require_active
-from sbnet.ops.masked.layer import in_place_fake
+from sbnet.ops.common import check_active, empty4, refuse_gradient, refuse_meta_mix, require_active
+from sbnet.ops.masked.layer import in_place_fake, no_gradient
 
 _OP = "window_attention_"
+TENSORS = "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill"
+DEFAULTS: dict[str, Any] = {**dict.fromkeys(TENSORS), "starts": (0, 0, 0), "normalize": 0.0}
 _MOST_KEYS, _SHARED = 8192, 99 * 1024  # core/attention/window_attention.h; what a CTA has on every GPU since sm_80
 
 
@@ -76,6 +79,19 @@ def window_attention_(
     return out
 
 
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, keys: Tensor, active: ActiveBlocks, **options: Any
+) -> Tensor:
+    """What `window_attention_` writes, and zeros elsewhere; options are its own. Records no gradient."""
+    require_active("window_attention", active)
+    check_active("window_attention", active)
+    o = {**DEFAULTS, **options}
+    return torch.ops.sbnet.window_attention(
+        q, k, v, rows, keys, active.block_map, *(o[name] for name in TENSORS), active.grid.numbers(),
+        list(o["starts"]), o["heads"], o["dim"], o["value_dim"], o["scale"], o["normalize"],
+    )  # fmt: skip
+
+
 def takes(
     dtype: torch.dtype, starts: Sequence[int], dim: int, value_dim: int, keys: int, tables: Sequence[int] = ()
 ) -> bool:
@@ -90,4 +106,12 @@ def takes(
     return bytes_ <= _SHARED and all(n <= 256 for n in tables)
 
 
+@torch.library.register_fake("sbnet::window_attention")
+def _fake(q: Tensor, *arguments: Any) -> Tensor:
+    refuse_meta_mix("window_attention", q, *arguments)
+    _, _, heads, _, value_dim, *_ = arguments[-7:]
+    return empty4(q, (q.shape[0], heads * value_dim, *q.shape[2:]), True)
+
+
 in_place_fake(_OP)
+no_gradient("window_attention")
