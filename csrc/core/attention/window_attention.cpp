@@ -1,5 +1,6 @@
 #include "core/attention/window_attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/grid.h"
@@ -28,13 +29,24 @@ Status check_rows(const char* name, const TensorView& t, const TensorView& q, in
   return ok_status();
 }
 
+bool has_channels(int32_t dim) { return dim >= 8 && dim <= 128 && dim % 8 == 0; }
+
+// A tile of the fewest rows.
+WindowTile smallest_tile(bool is_float, int32_t dim, int32_t value_dim) {
+  return is_float ? WindowTile::of_floats() : WindowTile::of_halves(64, std::max(dim, value_dim) <= 64 ? 64 : 128);
+}
+
+bool fits(bool is_float, int32_t dim, int32_t value_dim, int32_t keys, int32_t table_rows, int32_t table_columns) {
+  return table_rows <= kMostTableSide && table_columns <= kMostTableSide &&
+         smallest_tile(is_float, dim, value_dim).bytes(keys, table_rows, table_columns) <= kWindowShared;
+}
+
 }  // namespace
 
 Status validate(const WindowAttentionParams& p) {
   SBNET_CHECK(is_compute_dtype(p.q.dtype), "%s: q: dtype: expected float32, float16 or bfloat16, got %s", kOp,
               dtype_name(p.q.dtype));
-  SBNET_CHECK(p.heads >= 1 && p.dim >= 8 && p.dim <= 128 && p.dim % 8 == 0 && p.value_dim >= 8 && p.value_dim <= 128 &&
-                  p.value_dim % 8 == 0,
+  SBNET_CHECK(p.heads >= 1 && has_channels(p.dim) && has_channels(p.value_dim),
               "%s: heads, dim, value_dim: expected heads of 8 to 128 channels, a multiple of 8, got %d of %d and %d",
               kOp, p.heads, p.dim, p.value_dim);
   const int64_t width = int64_t{p.heads} * p.dim, deep = int64_t{p.heads} * p.value_dim;
@@ -73,4 +85,20 @@ Status validate(const WindowAttentionParams& p) {
   return ok_status();
 }
 
+Status validate_on_cuda(const WindowAttentionParams& p) {
+  SBNET_TRY(validate(p));
+  SBNET_CHECK(!p.bias.data || !p.row_table, "%s: bias: expected none beside tables", kOp);
+  SBNET_CHECK(fits(p.q.dtype == DType::kF32, p.dim, p.value_dim, p.keys, p.table_rows, p.table_columns),
+              "%s: row_table, column_table: expected fewer rows and columns, got %d and %d", kOp, p.table_rows,
+              p.table_columns);
+  return ok_status();
+}
+
 }  // namespace sbnet
+
+int32_t sbnet_window_attention_takes(int32_t is_float, int32_t dim, int32_t value_dim, int32_t keys, int32_t table_rows,
+                                     int32_t table_columns) {
+  using namespace sbnet;
+  return has_channels(dim) && has_channels(value_dim) && keys <= kMostWindowKeys &&
+         fits(is_float, dim, value_dim, keys, table_rows, table_columns);
+}

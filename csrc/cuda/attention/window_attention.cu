@@ -6,51 +6,82 @@
 namespace sbnet::portable {
 namespace {
 
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+
+// A tile of 16 * kEach rows a warp.
+template <class T_, int kDim_, int kEach_, Bias kBias_>
+struct Config {
+  using T = T_;
+  static constexpr int kDim = kDim_, kEach = kEach_, kRows = 16 * kWarps * kEach;
+  static constexpr Bias kBias = kBias_;
+  static constexpr bool kTables = kBias == Bias::kTables;
+  static constexpr WindowTile kTile = WindowTile::of_halves(kRows, kDim);
+  static constexpr int kKeyBytes = kKeys * kDim * 2, kStage = 2 * kKeyBytes, kStages = kTile.stages;
+};
+
+// One by the length of a row of a tile, or by `least`.
+template <class T, int kDim>
+__device__ float length_factor(const uint8_t* tile, int row, int dim, float least) {
+  float sum = 0.f;
+  for (int word = 0; word * 8 < dim; ++word) {
+    const auto v = *reinterpret_cast<const Pack<T, 8>*>(tile + word_at<kDim>(row, word));
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum = fmaf(to_float(v.v[e]), to_float(v.v[e]), sum);
+  }
+  return 1.f / fmaxf(sqrtf(sum), least);
+}
+
+// What tables add to scores in base 2: of a row i C + j, queries by row i of one table and by row j of the other.
+template <class C>
+__device__ void relative_products(const Args& a, const uint8_t* queries, const int* places, int rows, float* to) {
+  using T = typename C::T;
+  const WindowAttentionParams& p = a.p;
+  const int width = p.table_rows + p.table_columns;
+  const int stride = WindowTile::relative_stride(p.table_rows, p.table_columns);
+  for (int i = threadIdx.x; i < rows * width; i += kThreads) {
+    const int row = i / width, other = i % width;
+    uint32_t y, x;
+    a.table_columns.divmod(places[row], &y, &x);
+    const T* table =
+        other < p.table_rows
+            ? static_cast<const T*>(p.row_table) + (int64_t{y} * p.table_rows + other) * p.dim
+            : static_cast<const T*>(p.column_table) + (int64_t{x} * p.table_columns + other - p.table_rows) * p.dim;
+    float sum = 0.f;
+#pragma unroll 4
+    for (int w = 0; w * 8 < p.dim; ++w) {
+      const auto left = *reinterpret_cast<const Pack<T, 8>*>(queries + word_at<C::kDim>(row, w));
+      const auto right = *reinterpret_cast<const Pack<T, 8>*>(table + w * 8);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum = fmaf(to_float(left.v[e]), to_float(right.v[e]), sum);
+    }
+    to[row * stride + other] = sum * kLog2e;
+  }
+}
+
 template <class C>
 __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 : 2)
     window_attention_kernel(const __grid_constant__ Args a) {
   using T = typename C::T;
   constexpr int kDim = C::kDim, kEach = C::kEach, kRows = C::kRows, kWords = kDim / 8, kPass = kThreads / kWords;
+  constexpr WindowTile kParts = C::kTile;
   extern __shared__ __align__(1024) uint8_t shared[];
   const WindowAttentionParams& p = a.p;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t tiles = static_cast<uint32_t>(p.windows) * a.tiles, tile_of_image = blockIdx.x % tiles;
-  const int window = tile_of_image / a.tiles, first = tile_of_image % a.tiles * kRows;
-  const int head = blockIdx.x / tiles % p.heads;
-  const int64_t n = blockIdx.x / tiles / p.heads;
-  int* row_pixels = reinterpret_cast<int*>(shared + C::kRowPixels);
-  int* row_places = reinterpret_cast<int*>(shared + C::kRowPlaces);
-  float* row_factors = reinterpret_cast<float*>(shared + C::kRowFactors);
-  float* key_factors = reinterpret_cast<float*>(shared + C::kKeyFactors);
-  int* sums = reinterpret_cast<int*>(shared + C::kSums);
-  uint16_t* list =
-      reinterpret_cast<uint16_t*>(shared + C::kList);  // places; with tables their row and column, a byte each
-  float* relative = reinterpret_cast<float*>(shared + C::relative_at(p));
-  const int64_t* row_index = p.row_index + int64_t{window} * p.rows;
+  const WindowWork work(a, kRows);
+  const int window = work.window, head = work.head;
+  const int64_t n = work.n;
+  int* row_pixels = reinterpret_cast<int*>(shared + kParts.pixels);
+  int* row_places = reinterpret_cast<int*>(shared + kParts.places);
+  float* row_factors = reinterpret_cast<float*>(shared + kParts.row_factors);
+  float* key_factors = reinterpret_cast<float*>(shared + kParts.key_factors);
+  int* sums = reinterpret_cast<int*>(shared + kParts.sums);
+  uint16_t* list = reinterpret_cast<uint16_t*>(shared + kParts.list);
+  float* relative = reinterpret_cast<float*>(shared + kParts.relative(p.keys));
   const int64_t* key_index = p.key_index + int64_t{window} * p.keys;
   for (int i = threadIdx.x; i < kRows; i += kThreads) row_pixels[i] = -1, row_places[i] = 0;
   grid_dependency_wait();
-  const Active active = {a, n};
-  const auto row_there = [&](int place) {
-    const int64_t pixel = pixel_of(row_index, place, p.queries());
-    return pixel >= 0 && active.query(pixel);
-  };
-  const auto put_row = [&](int at, int place) {
-    if (at < first || at >= first + kRows) return;
-    row_places[at - first] = place;
-    row_pixels[at - first] = static_cast<int>(row_index[place]) - 1;
-  };
-  int rows;  // of this tile
-  __syncthreads();
-  if (a.row_lists) {
-    rows = min(list_places(p.rows, sums, row_there, put_row) - first, kRows);
-  } else {
-    bool any = false;
-    for (int place = first + threadIdx.x; place < min(first + kRows, p.rows); place += kThreads)
-      if (row_there(place)) put_row(place, place), any = true;
-    rows = __syncthreads_or(any) ? kRows : 0;
-  }
-  if (rows <= 0) return;
+  const int rows = list_rows<kThreads, kRows>(a, work, row_pixels, row_places, sums);
+  if (!rows) return;
   // Queries, and keys meanwhile.
   const uint32_t memory = shared_address(shared);
   const int word = threadIdx.x % kWords;
@@ -58,27 +89,16 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     cp_async_16(to + word_at<kDim>(row, word), from ? from + word * 8 : static_cast<const T*>(p.q.data), from);
   };
   const int64_t q_stride = p.stride(p.q), k_stride = p.stride(p.k), v_stride = p.stride(p.v);
-  const T* q = static_cast<const T*>(p.q.data) + n * p.q.stride[0] + p.starts[0] + head * p.dim;
-  const T* k = static_cast<const T*>(p.k.data) + n * p.k.stride[0] + p.starts[1] + head * p.dim;
-  const T* v = static_cast<const T*>(p.v.data) + n * p.v.stride[0] + p.starts[2] + head * p.value_dim;
+  const T* q = head_of<T>(p.q, n, p.starts[0], head * p.dim);
+  const T* k = head_of<T>(p.k, n, p.starts[1], head * p.dim);
+  const T* v = head_of<T>(p.v, n, p.starts[2], head * p.value_dim);
 #pragma unroll
   for (int row = threadIdx.x / kWords; row < kRows; row += kPass) {
     const int pixel = row_pixels[row];
     copy(memory, row, pixel >= 0 && word * 8 < p.dim ? q + pixel * q_stride : nullptr);
   }
   cp_async_commit();
-  const auto key_there = [&](int place) {
-    const int64_t pixel = pixel_of(key_index, place, p.pixels_of_keys());
-    return pixel < 0 || active.key(pixel);
-  };
-  const int keys = list_places(p.keys, sums, key_there, [&](int at, int place) {
-    if constexpr (C::kBias == Bias::kTables) {
-      uint32_t y, x;
-      a.table_columns.divmod(place, &y, &x);
-      place = y << 8 | x;
-    }
-    list[at] = static_cast<uint16_t>(place);
-  });
+  const int keys = list_keys<kThreads, C::kTables>(a, work, list, sums);
   const T* k_fill = p.k_fill ? static_cast<const T*>(p.k_fill) + head * p.dim : nullptr;
   const T* v_fill = p.v_fill ? static_cast<const T*>(p.v_fill) + head * p.value_dim : nullptr;
   const auto load = [&](int k0, int stage) {
@@ -87,9 +107,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     for (int row = threadIdx.x / kWords; row < kKeys; row += kPass) {
       const T *from_k = nullptr, *from_v = nullptr;
       if (k0 + row < keys) {
-        int place = list[k0 + row];
-        if constexpr (C::kBias == Bias::kTables) place = (place >> 8) * p.table_columns + (place & 255);
-        const int64_t pixel = pixel_of(key_index, place, p.pixels_of_keys());
+        const int64_t pixel = pixel_of_key<C::kTables>(p, key_index, list[k0 + row]);
         from_k = pixel >= 0 ? k + pixel * k_stride : k_fill;
         from_v = pixel >= 0 ? v + pixel * v_stride : v_fill;
       }
@@ -104,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   if (p.normalize > 0.f)
     for (int row = threadIdx.x; row < kRows; row += kThreads)
       row_factors[row] = length_factor<T, kDim>(shared, row, p.dim, p.normalize);
-  if constexpr (C::kBias == Bias::kTables) relative_products<C>(a, shared, row_places, rows, relative);
+  if constexpr (C::kTables) relative_products<C>(a, shared, row_places, rows, relative);
   __syncthreads();
   const float factor = p.scale * (p.scales.data ? number<T>(p.scales, head) : 1.f) * kLog2e;
   const int w0 = warp * 16 * kEach;
@@ -123,7 +141,8 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
 #pragma unroll
   for (int i = 0; i < 2 * kEach; ++i) {
     row_factor[i] = factor * (p.normalize > 0.f ? row_factors[row_of(i)] : 1.f);
-    if constexpr (C::kBias == Bias::kTables) added[i] = relative + row_of(i) * C::relative_stride(p);
+    if constexpr (C::kTables)
+      added[i] = relative + row_of(i) * WindowTile::relative_stride(p.table_rows, p.table_columns);
     bias_at[i] = row_places[row_of(i)] * p.keys;
   }
   float out[kEach][kWords][4] = {}, base[2 * kEach], total[2 * kEach] = {};
@@ -186,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
             if (p.normalize > 0.f) s *= by;
             if constexpr (C::kBias == Bias::kMatrix)
               s = fmaf(number<T>(p.bias, bias_of_window + bias_at[i] + place), kLog2e, s);
-            if constexpr (C::kBias == Bias::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
+            if constexpr (C::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
             if (part && k0 + at + e >= keys) s = -INFINITY;
             most[i] = fmaxf(most[i], s);
           }
@@ -252,22 +271,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
 
 template <class C>
 Status launch(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  constexpr auto kernel = window_attention_kernel<C>;
-  constexpr int kMost = 99 * 1024;
-  const int bytes = C::bytes(p), tiles = (p.rows + C::kRows - 1) / C::kRows;
-  SBNET_CHECK(bytes <= kMost && p.table_rows <= 256 && p.table_columns <= 256,
-              "%s: row_table, column_table: expected fewer rows and columns, got %d and %d", kOp, p.table_rows,
-              p.table_columns);
-  const int64_t ctas = size_product({p.windows, tiles, p.heads, p.q.size[0]});
-  SBNET_CHECK(ctas <= INT32_MAX, "%s: q: expected fewer than 2^31 tiles of rows, got %lld", kOp,
-              static_cast<long long>(ctas));
-  SBNET_TRY(allow_shared<kernel>(kOp, device, kMost));
-  const Args args = {
-      p,     FastDiv(p.q.size[3]),     FastDiv(p.grid.size[0]), FastDiv(p.grid.size[1]), FastDiv(p.table_columns),
-      tiles, p.rows <= kMostWindowKeys};
-  const dim3 grid(static_cast<unsigned>(ctas));
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, grid, dim3(kThreads), bytes, stream, args));
-  return ok_status();
+  return launch_windows<kThreads, window_attention_kernel<C>>(p, C::kTile, device, stream);
 }
 
 // Two operands of rows a warp use each fragment of keys twice, where windows have rows enough.
@@ -281,7 +285,6 @@ Status launch_of(const WindowAttentionParams& p, const DeviceInfo& device, cudaS
 
 template <class T>
 Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  SBNET_CHECK(!p.bias.data || !p.row_table, "%s: bias: expected none beside tables", kOp);
   if (p.row_table) return launch_of<T, Bias::kTables>(p, device, stream);
   return p.bias.data ? launch_of<T, Bias::kMatrix>(p, device, stream) : launch_of<T, Bias::kNone>(p, device, stream);
 }
@@ -292,12 +295,12 @@ Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cud
 sbnet::Status sbnet_window_attention_cuda(const sbnet::WindowAttentionParams* p, void* stream_handle) {
   using namespace sbnet;
   using namespace sbnet::portable;
-  SBNET_TRY(validate(*p));
-  SBNET_CHECK(p->q.dtype != DType::kF32, "%s: q: dtype: expected float16 or bfloat16 on CUDA, got float32", kOp);
+  SBNET_TRY(validate_on_cuda(*p));
   if (!p->q.size[0] || !p->windows || !p->rows) return ok_status();
   DeviceInfo device;
-  SBNET_TRY(current_device(kOp, &device));
+  SBNET_TRY(current_device(kWindowOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
+  if (p->q.dtype == DType::kF32) return launch_window_attention_simt(*p, device, stream);
   return p->q.dtype == DType::kF16 ? launch_with<__half>(*p, device, stream)
                                    : launch_with<__nv_bfloat16>(*p, device, stream);
 }

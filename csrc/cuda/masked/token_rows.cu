@@ -1,6 +1,7 @@
 // Rows of tokens on CUDA: lists by a CTA an image, copies by a warp a row.
 #include "core/masked/token_rows.h"
 #include "cuda/common.cuh"
+#include "cuda/scan.cuh"
 
 namespace sbnet {
 namespace {
@@ -10,7 +11,6 @@ constexpr int kRowThreads = 256, kRowsOfCta = kRowThreads / 32;
 
 __global__ void __launch_bounds__(kThreads) pack_tokens_kernel(const PackTokensParams p, FastDiv columns) {
   __shared__ int sums[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t n = blockIdx.x, tokens = p.tokens();
   const int pixels = p.height * p.width;
   grid_dependency_wait();
@@ -29,20 +29,8 @@ __global__ void __launch_bounds__(kThreads) pack_tokens_kernel(const PackTokensP
       columns.divmod(i, &y, &x);
       bits |= static_cast<uint64_t>(covered(map, p.grid, y, x)) << (i - begin);
     }
-    const int mine = __popcll(bits);
-    int sum = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += before;
-    }
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    int at = length + sum - mine;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < warp) at += sums[w];
-      length += sums[w];
-    }
+    int all, at = length + sum_before<kThreads>(__popcll(bits), sums, &all);
+    length += all;
     for (int i = begin; i < end; ++i) {
       const bool there = bits >> (i - begin) & 1;
       const int64_t token = int64_t{p.prefix} + i;

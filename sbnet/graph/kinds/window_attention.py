@@ -48,8 +48,6 @@ class WindowAttention(Kind):
         tables = [at[name].shape[0] for name in ("row_table", "column_table") if name in at]
         if device != "cuda" or takes(dtype, o["starts"], o["dim"], o["value_dim"], keys, tables):
             return ""
-        if dtype == torch.float32:
-            return "float32 on CUDA: PyTorch computes all windows; float16 and bfloat16 have a kernel"
         return f"heads of {o['dim']} channels, {keys} keys: no kernel on CUDA; PyTorch computes all windows"
 
     def apply(self, node: Node, given: Given) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sbnet._library import window_attention_takes
 from sbnet.active import ActiveBlocks
 from sbnet.ops.common import check_active, empty4, refuse_gradient, refuse_meta_mix, require_active
 from sbnet.ops.masked.layer import in_place_fake, no_gradient
@@ -15,7 +16,6 @@ from sbnet.ops.masked.layer import in_place_fake, no_gradient
 _OP = "window_attention_"
 TENSORS = "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill"
 DEFAULTS: dict[str, Any] = {**dict.fromkeys(TENSORS), "starts": (0, 0, 0), "normalize": 0.0}
-_MOST_KEYS, _SHARED = 8192, 99 * 1024  # core/attention/window_attention.h; what a CTA has on every GPU since sm_80
 
 
 def window_attention_(
@@ -46,7 +46,7 @@ def window_attention_(
     Keys that are not active do not exist, those of padding do. A pixel whose window has no key gets zeros.
 
     Args:
-        q: [N,C,H,W] channels_last, float32, float16 or bfloat16; on CUDA float16 or bfloat16.
+        q: [N,C,H,W] channels_last, float32, float16 or bfloat16.
         k, v: [N,C',H',W'] of q's dtype. Any of the three may be the same tensor.
         rows: [windows,rows] int64, which pixel each row of each window is, from 1 on; 0: padding.
         keys: [windows,keys] int64, the same of keys; at most 8192 of them.
@@ -95,15 +95,10 @@ def window_attention(
 def takes(
     dtype: torch.dtype, starts: Sequence[int], dim: int, value_dim: int, keys: int, tables: Sequence[int] = ()
 ) -> bool:
-    """Does CUDA's kernel take such heads and windows? tables: rows and columns of the tables."""
-    if dtype not in (torch.float16, torch.bfloat16) or keys > _MOST_KEYS:
+    """Do the ops take such heads and windows? tables: rows and columns of the tables."""
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or any(start % 8 for start in starts):
         return False
-    if any(n % 8 or not 8 <= n <= 128 for n in (dim, value_dim)) or any(start % 8 for start in starts):
-        return False
-    bytes_ = 5 * 64 * (64 if max(dim, value_dim) <= 64 else 128) * 2 + 1040 + -(-keys // 8) * 16
-    if tables:
-        bytes_ += 64 * ((sum(tables) + 23) // 32 * 32 + 8) * 4
-    return bytes_ <= _SHARED and all(n <= 256 for n in tables)
+    return window_attention_takes(dtype == torch.float32, dim, value_dim, keys, *(tables or (0, 0)))
 
 
 @torch.library.register_fake("sbnet::window_attention")
