@@ -7,14 +7,18 @@ namespace sbnet::portable {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
+// The base of the exponents moves only when a score passes it by more: weights are below 2^8 otherwise.
+constexpr float kSlack = 8.f;
 
-// A tile of 16 * kEach rows a warp.
-template <class T_, int kDim_, int kEach_, Bias kBias_>
+// A tile of 16 * kEach rows a warp. kCosines: scores may be divided by lengths.
+template <class T_, int kDim_, int kEach_, Bias kBias_, bool kCosines_>
 struct Config {
   using T = T_;
   static constexpr int kDim = kDim_, kEach = kEach_, kRows = 16 * kWarps * kEach;
   static constexpr Bias kBias = kBias_;
-  static constexpr bool kTables = kBias == Bias::kTables;
+  static constexpr bool kTables = kBias == Bias::kTables, kCosines = kCosines_;
+  // Scores are products times a number, which is multiplied in where their exponents are made.
+  static constexpr bool kPlain = kBias == Bias::kNone && !kCosines;
   static constexpr WindowTile kTile = WindowTile::of_halves(kRows, kDim);
   static constexpr int kKeyBytes = kKeys * kDim * 2, kStage = 2 * kKeyBytes, kStages = kTile.stages;
 };
@@ -98,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     copy(memory, row, pixel >= 0 && word * 8 < p.dim ? q + pixel * q_stride : nullptr);
   }
   cp_async_commit();
-  const int keys = list_keys<kThreads, C::kTables>(a, work, list, sums);
+  const int keys = list_keys<kThreads, C::kBias>(a, work, list, sums);
   const T* k_fill = p.k_fill ? static_cast<const T*>(p.k_fill) + head * p.dim : nullptr;
   const T* v_fill = p.v_fill ? static_cast<const T*>(p.v_fill) + head * p.value_dim : nullptr;
   const auto load = [&](int k0, int stage) {
@@ -107,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     for (int row = threadIdx.x / kWords; row < kKeys; row += kPass) {
       const T *from_k = nullptr, *from_v = nullptr;
       if (k0 + row < keys) {
-        const int64_t pixel = pixel_of_key<C::kTables>(p, key_index, list[k0 + row]);
+        const int64_t pixel = pixel_of_key<C::kBias>(a, key_index, list[k0 + row]);
         from_k = pixel >= 0 ? k + pixel * k_stride : k_fill;
         from_v = pixel >= 0 ? v + pixel * v_stride : v_fill;
       }
@@ -119,7 +123,8 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   load(0, 0);
   cp_async_wait<1>();
   __syncthreads();
-  if (p.normalize > 0.f)
+  const bool cosines = C::kCosines && p.normalize > 0.f;
+  if (cosines)
     for (int row = threadIdx.x; row < kRows; row += kThreads)
       row_factors[row] = length_factor<T, kDim>(shared, row, p.dim, p.normalize);
   if constexpr (C::kTables) relative_products<C>(a, shared, row_places, rows, relative);
@@ -134,13 +139,23 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
 #pragma unroll
     for (int d = 0; d < kWords / 2; ++d)
       load_matrix_x4((memory + left_at<kDim>(w0 + m * 16)) ^ (d << 5), queries[m][d]);
+  if (C::kPlain &&
+      !(factor > 0.f)) {  // the sign, or the 0, goes to the queries: the largest score is of the largest product
+#pragma unroll
+    for (int m = 0; m < kEach; ++m)
+#pragma unroll
+      for (int d = 0; d < kWords / 2; ++d)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) queries[m][d][i] = factor < 0.f ? queries[m][d][i] ^ 0x80008000u : 0u;
+  }
+  const float scale = factor == 0.f ? 1.f : fabsf(factor);
   float row_factor[2 * kEach];
   const float* added[2 * kEach];  // products with tables, or (below) a row of the matrix
   int bias_at[2 * kEach];
   const int64_t bias_of_window = ((p.bias_windows > 1 ? window : 0) * int64_t{p.heads} + head) * p.rows * p.keys;
 #pragma unroll
   for (int i = 0; i < 2 * kEach; ++i) {
-    row_factor[i] = factor * (p.normalize > 0.f ? row_factors[row_of(i)] : 1.f);
+    row_factor[i] = factor * (cosines ? row_factors[row_of(i)] : 1.f);
     if constexpr (C::kTables)
       added[i] = relative + row_of(i) * WindowTile::relative_stride(p.table_rows, p.table_columns);
     bias_at[i] = row_places[row_of(i)] * p.keys;
@@ -148,6 +163,14 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   float out[kEach][kWords][4] = {}, base[2 * kEach], total[2 * kEach] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kEach; ++i) base[i] = -3e38f;  // not -inf, which less itself would be NaN
+  const auto move_base = [&](int i, float most) {  // of row i of this lane, to the largest over the lanes of the row
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    const float shrink = exp2_approx(base[i] - most);
+    base[i] = most, total[i] *= shrink;
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) out[i / 2][j][i % 2 * 2] *= shrink, out[i / 2][j][i % 2 * 2 + 1] *= shrink;
+  };
   for (int k0 = 0, stage = 0; k0 < keys; k0 += kKeys, stage ^= 1) {
     if (k0 + kKeys < keys) {
       load(k0 + kKeys, stage ^ 1);
@@ -157,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     }
     __syncthreads();
     const int tile = C::kStages + stage * C::kStage;
-    if (p.normalize > 0.f) {
+    if (cosines) {
       if (threadIdx.x < kKeys)
         key_factors[threadIdx.x] = length_factor<T, kDim>(shared + tile, threadIdx.x, p.dim, p.normalize);
       __syncthreads();
@@ -185,40 +208,60 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
         }
       }
       const bool part = k0 + kKeys > keys;
-      float most[2 * kEach];
+      if constexpr (C::kPlain) {
+        if (part) {
 #pragma unroll
-      for (int i = 0; i < 2 * kEach; ++i) most[i] = base[i];
+          for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        const int at = j * 8 + lane % 4 * 2;
-        uint32_t places = 0;  // of two keys; past the last key of any
-        if constexpr (C::kBias != Bias::kNone)
-          if (k0 + at < keys) places = *reinterpret_cast<const uint32_t*>(list + k0 + at);
+            for (int e = 0; e < 4; ++e)
+              if (k0 + j * 8 + lane % 4 * 2 + e % 2 >= keys)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int place = C::kBias == Bias::kNone || (e && k0 + at + 1 >= keys) ? 0 : places >> 16 * e & 0xffff;
-          const float by = p.normalize > 0.f ? key_factors[at + e] : 1.f;
+                for (int m = 0; m < kEach; ++m) score[m][j][e] = -INFINITY;
+        }
+        float most[2 * kEach];
+        bool grew = false;
 #pragma unroll
-          for (int i = 0; i < 2 * kEach; ++i) {
-            float& s = score[i / 2][j][i % 2 * 2 + e];
-            s *= row_factor[i];
-            if (p.normalize > 0.f) s *= by;
-            if constexpr (C::kBias == Bias::kMatrix)
-              s = fmaf(number<T>(p.bias, bias_of_window + bias_at[i] + place), kLog2e, s);
-            if constexpr (C::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
-            if (part && k0 + at + e >= keys) s = -INFINITY;
-            most[i] = fmaxf(most[i], s);
+        for (int i = 0; i < 2 * kEach; ++i) {
+          most[i] = -INFINITY;
+#pragma unroll
+          for (int j = 0; j < kKeys / 8; ++j)
+            most[i] = fmaxf(most[i], fmaxf(score[i / 2][j][i % 2 * 2], score[i / 2][j][i % 2 * 2 + 1]));
+          most[i] *= scale;
+          grew |= most[i] > base[i] + kSlack;
+        }
+        if (__any_sync(~0u, grew)) {
+#pragma unroll
+          for (int i = 0; i < 2 * kEach; ++i) move_base(i, fmaxf(most[i], base[i]));
+        }
+      } else {
+        float most[2 * kEach];
+#pragma unroll
+        for (int i = 0; i < 2 * kEach; ++i) most[i] = base[i];
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; ++j) {
+          const int at = j * 8 + lane % 4 * 2;
+          uint32_t places = 0;  // of two keys; past the last key of any
+          if constexpr (C::kBias != Bias::kNone)
+            if (k0 + at < keys) places = *reinterpret_cast<const uint32_t*>(list + k0 + at);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int place = C::kBias == Bias::kNone || (e && k0 + at + 1 >= keys) ? 0 : places >> 16 * e & 0xffff;
+            const float by = cosines ? key_factors[at + e] : 1.f;
+#pragma unroll
+            for (int i = 0; i < 2 * kEach; ++i) {
+              float& s = score[i / 2][j][i % 2 * 2 + e];
+              s *= row_factor[i];
+              if (cosines) s *= by;
+              if constexpr (C::kBias == Bias::kMatrix)
+                s = fmaf(number<T>(p.bias, bias_of_window + bias_at[i] + place), kLog2e, s);
+              if constexpr (C::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
+              if (part && k0 + at + e >= keys) s = -INFINITY;
+              most[i] = fmaxf(most[i], s);
+            }
           }
         }
-      }
 #pragma unroll
-      for (int i = 0; i < 2 * kEach; ++i) {
-        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
-        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
-        const float shrink = exp2_approx(base[i] - most[i]);
-        base[i] = most[i], total[i] *= shrink;
-#pragma unroll
-        for (int j = 0; j < kWords; ++j) out[i / 2][j][i % 2 * 2] *= shrink, out[i / 2][j][i % 2 * 2 + 1] *= shrink;
+        for (int i = 0; i < 2 * kEach; ++i) move_base(i, most[i]);
       }
       const uint32_t v_at = memory + tile + C::kKeyBytes + left_at<kDim>(0);
 #pragma unroll
@@ -231,7 +274,10 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
           for (int i = 0; i < 4; ++i) {
             const float (&s)[4] = score[m][2 * c + i / 2];
             const int r = i % 2, row = 2 * m + r;
-            const float left = exp2_approx(s[2 * r] - base[row]), right = exp2_approx(s[2 * r + 1] - base[row]);
+            const auto weight = [&](float v) {
+              return exp2_approx(C::kPlain ? fmaf(v, scale, -base[row]) : v - base[row]);
+            };
+            const float left = weight(s[2 * r]), right = weight(s[2 * r + 1]);
             total[row] += left + right;
             weights[m][i] = pair<T>(left, right);
           }
@@ -275,18 +321,25 @@ Status launch(const WindowAttentionParams& p, const DeviceInfo& device, cudaStre
 }
 
 // Two operands of rows a warp use each fragment of keys twice, where windows have rows enough.
-template <class T, Bias kBias>
+template <class T, Bias kBias, bool kCosines>
 Status launch_of(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  if (p.dim > 64 || p.value_dim > 64) return launch<Config<T, 128, 1, kBias>>(p, device, stream);
-  if constexpr (kBias == Bias::kNone)
-    if (p.rows >= 256) return launch<Config<T, 64, 2, kBias>>(p, device, stream);
-  return launch<Config<T, 64, 1, kBias>>(p, device, stream);
+  if (p.dim > 64 || p.value_dim > 64) return launch<Config<T, 128, 1, kBias, kCosines>>(p, device, stream);
+  if constexpr (kBias == Bias::kNone && !kCosines)
+    if (p.rows >= 256) return launch<Config<T, 64, 2, kBias, kCosines>>(p, device, stream);
+  return launch<Config<T, 64, 1, kBias, kCosines>>(p, device, stream);
+}
+
+template <class T, Bias kBias>
+Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return p.normalize > 0.f ? launch_of<T, kBias, true>(p, device, stream)
+                           : launch_of<T, kBias, false>(p, device, stream);
 }
 
 template <class T>
 Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  if (p.row_table) return launch_of<T, Bias::kTables>(p, device, stream);
-  return p.bias.data ? launch_of<T, Bias::kMatrix>(p, device, stream) : launch_of<T, Bias::kNone>(p, device, stream);
+  if (p.row_table) return launch_of<T, Bias::kTables, true>(p, device, stream);
+  return p.bias.data ? launch_with<T, Bias::kMatrix>(p, device, stream)
+                     : launch_with<T, Bias::kNone>(p, device, stream);
 }
 
 }  // namespace

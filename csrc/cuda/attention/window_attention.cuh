@@ -14,8 +14,9 @@ enum class Bias { kNone, kMatrix, kTables };
 struct Args {
   WindowAttentionParams p;
   FastDiv columns, block_rows, block_columns, table_columns;
-  uint32_t tiles;  // of a window's rows
-  bool row_lists;  // a tile's rows are active ones; else, of very large windows, rows that follow one another
+  uint32_t tiles;   // of a window's rows
+  bool row_lists;   // a tile's rows are active ones; else, of very large windows, rows that follow one another
+  bool key_pixels;  // keys are listed by their pixels, from 1 on, where they fit 16 bits; else by their places
 };
 
 template <class T>
@@ -98,8 +99,9 @@ __device__ int list_rows(const Args& a, const WindowWork& work, int* pixels, int
   return __syncthreads_or(any) ? kRows : 0;
 }
 
-// Lists the keys of a window: their places, of which tables have the row and column, a byte each. Every thread calls.
-template <int kThreads, bool kTables>
+// Lists the keys of a window. A bias needs their places, of which tables have the row and column, a byte each; without
+// one they are pixels where they can be, and nothing has to wait for the index again. Every thread calls.
+template <int kThreads, Bias kBias>
 __device__ int list_keys(const Args& a, const WindowWork& work, uint16_t* list, int* sums) {
   const WindowAttentionParams& p = a.p;
   const int64_t* index = p.key_index + int64_t{work.window} * p.keys;
@@ -109,20 +111,22 @@ __device__ int list_keys(const Args& a, const WindowWork& work, uint16_t* list, 
     return pixel < 0 || active.key(pixel);
   };
   return list_places<kThreads>(p.keys, sums, there, [&](int at, int place) {
-    if constexpr (kTables) {
+    if constexpr (kBias == Bias::kTables) {
       uint32_t y, x;
       a.table_columns.divmod(place, &y, &x);
       place = y << 8 | x;
     }
+    if (kBias == Bias::kNone && a.key_pixels) place = static_cast<int>(pixel_of(index, place, p.pixels_of_keys())) + 1;
     list[at] = static_cast<uint16_t>(place);
   });
 }
 
 // The pixel of a listed key, -1: padding.
-template <bool kTables>
-__device__ int64_t pixel_of_key(const WindowAttentionParams& p, const int64_t* index, int place) {
-  if constexpr (kTables) place = (place >> 8) * p.table_columns + (place & 255);
-  return pixel_of(index, place, p.pixels_of_keys());
+template <Bias kBias>
+__device__ int64_t pixel_of_key(const Args& a, const int64_t* index, int listed) {
+  if (kBias == Bias::kNone && a.key_pixels) return listed - 1;
+  if constexpr (kBias == Bias::kTables) listed = (listed >> 8) * a.p.table_columns + (listed & 255);
+  return pixel_of(index, listed, a.p.pixels_of_keys());
 }
 
 // A row of q, k or v of a pixel.
@@ -141,8 +145,8 @@ Status launch_windows(const WindowAttentionParams& p, const WindowTile& tile, co
               static_cast<long long>(ctas));
   SBNET_TRY(allow_shared<kernel>(kWindowOp, device, kWindowShared));
   const Args args = {
-      p,     FastDiv(p.q.size[3]),     FastDiv(p.grid.size[0]), FastDiv(p.grid.size[1]), FastDiv(p.table_columns),
-      tiles, p.rows <= kMostWindowKeys};
+      p,     FastDiv(p.q.size[3]),      FastDiv(p.grid.size[0]),    FastDiv(p.grid.size[1]), FastDiv(p.table_columns),
+      tiles, p.rows <= kMostWindowKeys, p.pixels_of_keys() < 0xffff};
   SBNET_CUDA_TRY(kWindowOp, launch_dependent(device, kernel, dim3(static_cast<unsigned>(ctas)), dim3(kThreads),
                                              tile.bytes(p.keys, p.table_rows, p.table_columns), stream, args));
   return ok_status();

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) window_attention_simt_kernel(const _
   grid_dependency_wait();
   const int rows = list_rows<kThreads, kTile>(a, work, row_pixels, row_places, ints(kParts.sums));
   if (!rows) return;
-  const int keys = list_keys<kThreads, kTables>(a, work, list, ints(kParts.sums));
+  const int keys = list_keys<kThreads, kBias>(a, work, list, ints(kParts.sums));
   const int64_t* key_index = p.key_index + int64_t{work.window} * p.keys;
   const int64_t at = int64_t{work.head} * p.dim, value_at = int64_t{work.head} * p.value_dim;
   const auto fill = [](const void* numbers, int64_t first) {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) window_attention_simt_kernel(const _
   for (int k0 = 0; k0 < keys; k0 += kTile) {
     if (threadIdx.x < kTile) {
       const int key = k0 + threadIdx.x;
-      key_pixels[threadIdx.x] = key < keys ? static_cast<int>(pixel_of_key<kTables>(p, key_index, list[key])) : kNone;
+      key_pixels[threadIdx.x] = key < keys ? static_cast<int>(pixel_of_key<kBias>(a, key_index, list[key])) : kNone;
       if (p.normalize > 0.f) key_factors[threadIdx.x] = length_factor(k.row(threadIdx.x), p.dim, p.normalize);
     }
     float score[4][4];
