@@ -63,6 +63,20 @@ def test_keys_of_another_plane(device, dtype, size):
 
 
 @dtypes
+@pytest.mark.parametrize(("biased", "size"), [(False, (16, 24)), (True, (16, 24)), (False, (96, 112))])
+def test_rows_and_keys_that_were_packed(device, dtype, biased, size):
+    torch.manual_seed(0)
+    pixels = size[0] * size[1]
+    bias = {"bias": torch.randn(1, 2, pixels, pixels)} if biased else {}
+    rows = torch.arange(1, pixels + 1)[None]
+    keys, other = (rows, None) if pixels < 999 else (torch.arange(1, 100)[None], (9, 11))
+    case = Case(device, dtype, size, rows, keys=keys, other=other, density=0.3, listed=True, **bias)
+    if other:
+        del case.options["key_order"], case.options["key_lengths"]
+    case.check()
+
+
+@dtypes
 @pytest.mark.parametrize("density", [0.0, 1.0])
 def test_nothing_and_everything(device, dtype, density):
     torch.manual_seed(0)
@@ -100,7 +114,17 @@ def test_what_points_past_the_plane_is_padding(device):
     assert_bitwise(case.run(), want)
 
 
-def test_what_the_kernel_takes():
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("dim", "value_dim"), [(1, 3), (12, 20), (36, 60), (136, 200)])
+def test_a_cpu_takes_heads_of_any_width(dtype, dim, value_dim):
+    torch.manual_seed(0)
+    bias = torch.randn(1, 2, 49, 49)
+    Case("cpu", dtype, (28, 21), squares(28, 21, 7), dim=dim, value_dim=value_dim, bias=bias).check()
+    tables = {name: torch.randn(7, 7, dim) / dim**0.5 for name in ("row_table", "column_table")}
+    Case("cpu", dtype, (28, 21), squares(28, 21, 7), dim=dim, value_dim=value_dim, **tables).check()
+
+
+def test_what_cudas_kernels_take():
     assert takes(torch.float16, (0, 32, 64), 32, 32, 49)
     assert takes(torch.float32, (0, 32, 64), 32, 32, 49)
     assert not takes(torch.float64, (0, 32, 64), 32, 32, 49)
@@ -116,7 +140,7 @@ def test_what_the_kernel_takes():
     ("change", "message"),
     [
         (lambda c: {"heads": 9}, "q: expected 288 channels from 8 on"),
-        (lambda c: {"dim": 12}, "heads, dim, value_dim"),
+        (lambda c: {"dim": 0}, "heads, dim, value_dim"),
         (lambda c: {"bias": torch.zeros(3, 2, 49, 49, dtype=torch.float16)}, "bias: expected one or 12 windows"),
         (lambda c: {"bias": torch.zeros(1, 2, 49, 48, dtype=torch.float16)}, "bias: expected 4802"),
         (lambda c: {"k_fill": torch.zeros(64)}, "k_fill: dtype: expected float16"),

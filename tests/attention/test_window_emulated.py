@@ -52,7 +52,10 @@ def window_attention(
         keys.shape[1],
         *sides,
     )
-    names = "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill"
+    names = (
+        "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill", "row_order", "row_lengths",
+        "key_order", "key_lengths",
+    )  # fmt: skip
     tensors = [q, k, v, out, rows.contiguous(), keys.contiguous(), active.block_map, *map(given.get, names)]
     pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
     run(library.emulate_window_attention, pointers, numbers, ctypes.c_float(scale), ctypes.c_float(normalize))
@@ -96,6 +99,27 @@ def test_keys_of_another_plane(emulated, size, dtype):
     rows, keys = (torch.arange(1, h * w + 1)[None] for h, w in (size, (9, 11)))
     density = 0.2 if size[0] < 90 else 0.02
     check(emulated, dtype, size, rows, keys=keys, other=(9, 11), value_dim=48, density=density, batch=1)
+
+
+@dtypes
+@pytest.mark.parametrize("biased", [False, True])
+def test_listed_rows_and_keys(emulated, dtype, biased):
+    """As they are packed once, in place of a scan in every CTA."""
+    bias = {"bias": torch.randn(1, 2, 384, 384)} if biased else {}
+    rows = torch.arange(1, 385)[None]
+    check(emulated, dtype, (16, 24), rows, listed=True, density=0.6, **bias)
+
+
+def test_what_points_past_the_plane_is_padding(emulated):
+    for dtype in DTYPES:
+        torch.manual_seed(0)
+        fills = {"k_fill": torch.randn(64), "v_fill": torch.randn(64)}
+        case = Case("cpu", dtype, (14, 10), squares(14, 10, 7, pad=4), **fills)
+        case.call = lambda *given, **named: window_attention(emulated, *given, **named)
+        want = case.run()
+        bad = torch.tensor([2**40, -5, 141, -(2**40)])[torch.randint(4, case.rows.shape)]
+        case.rows = case.keys = torch.where(case.rows == 0, bad, case.rows)
+        assert_bitwise(case.run(), want)
 
 
 @pytest.mark.parametrize(("prefix", "suffix"), [(0, 0), (3, 2)])

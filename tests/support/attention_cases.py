@@ -137,8 +137,8 @@ def attention_samples(device):
             (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *numbers, 1e-5),
         ],
         "window_attention_": [
-            (half, half, half, windows, windows, a, None, bias, None, None, *none, *numbers, *last),
-            (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *numbers, *last),
+            (half, half, half, windows, windows, a, None, bias, None, None, *none, *4 * [None], *numbers, *last),
+            (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *4 * [None], *numbers, *last),
         ],
         "pack_attention_blocks": [(random_blocks(2, 3, 40, batch=2).to(device),)],
         "block_attention": forward,

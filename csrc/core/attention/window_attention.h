@@ -6,7 +6,7 @@
 
 namespace sbnet {
 
-// Most keys of a window, which kernels list in shared memory.
+// Most keys of a window on CUDA, where kernels list them in shared memory.
 inline constexpr int32_t kMostWindowKeys = 8192;
 
 // Numbers of an optional tensor, float32 or of the op's dtype.
@@ -27,8 +27,14 @@ struct WindowAttentionParams {
   const int32_t* block_map;     // [N, count...] of grid: active pixels of q's plane, and of k's
   BlockGrid grid;               // tiles q's plane
   const uint8_t* active_keys;   // [N, pixels of k] bool, or null: by block_map
-  WindowNumbers bias;           // [1 or windows, heads, rows, keys]
-  int64_t bias_windows;         // 1 or windows
+  // Of one window of all pixels in their order: [N, capacity] the active ones, as pack_tokens lists them, or null.
+  struct Listed {
+    const int64_t* order;
+    const int32_t* lengths;
+    int64_t capacity;
+  } listed_rows, listed_keys;
+  WindowNumbers bias;    // [1 or windows, heads, rows, keys]
+  int64_t bias_windows;  // 1 or windows
   const void *row_table,
       *column_table;                  // [R,R,dim] and [C,C,dim] of q's dtype, R C = rows = keys, or null: the bias of
   int32_t table_rows, table_columns;  // row i C + j for key k C + l is q . (row_table[i,k] + column_table[j,l])
@@ -90,6 +96,6 @@ SBNET_EXPORT Status validate_on_cuda(const WindowAttentionParams& p);
 }  // namespace sbnet
 
 SBNET_DECLARE(window_attention, WindowAttentionParams)
-// Do the ops take heads and windows of these numbers, on a CPU and on CUDA? 64 rows and keys of a CTA.
+// Do CUDA's kernels take heads and windows of these numbers? The CPU's takes all.
 extern "C" SBNET_EXPORT int32_t sbnet_window_attention_takes(int32_t is_float, int32_t dim, int32_t value_dim,
                                                              int32_t keys, int32_t table_rows, int32_t table_columns);

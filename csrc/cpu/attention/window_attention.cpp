@@ -114,7 +114,8 @@ class Window {
       const int64_t first = (k < R ? int64_t{at / C} * R + k : int64_t{at % C} * C + k - R) * p_.dim;
       float part[8] = {};
       for (int32_t d = 0; d < p_.dim; d += 8)
-        for (int32_t i = 0; i < 8; ++i) part[i] += query[d + i] * number(table, p_.q.dtype, first + d + i);
+        for (int32_t i = 0; i < std::min(8, p_.dim - d); ++i)
+          part[i] += query[d + i] * number(table, p_.q.dtype, first + d + i);
       to[k] = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
     }
   }
@@ -137,6 +138,19 @@ class Window {
     }
   }
 
+  void store(int64_t at, float v) const {
+    switch (p_.q.dtype) {
+      case DType::kF16:
+        static_cast<Half*>(p_.out.data)[at] = from_float<Half>(v);
+        return;
+      case DType::kBF16:
+        static_cast<BFloat16*>(p_.out.data)[at] = from_float<BFloat16>(v);
+        return;
+      default:
+        static_cast<float*>(p_.out.data)[at] = v;
+    }
+  }
+
   void attend_rows(size_t first, int64_t lanes) {
     pack(p_.q, p_.starts[0], &row_pixels_[first], lanes, nullptr, &q_);
     const bool added = p_.bias.data || p_.row_table;
@@ -149,7 +163,7 @@ class Window {
     }
     for (int64_t d = 0; d < p_.dim; ++d)
       for (int64_t l = 0; l < kLanes; ++l) lanes_[static_cast<size_t>(d * kLanes + l)] = l < lanes ? q_.row(l)[d] : 0.f;
-    alignas(64) float largest[kLanes], total[kLanes], factors[kLanes];
+    alignas(64) float largest[kLanes], total[kLanes];
     std::fill_n(largest, kLanes, -std::numeric_limits<float>::infinity());
     std::fill_n(total, kLanes, 0.f);
     std::fill(sums_.begin(), sums_.end(), 0.f);
@@ -167,9 +181,12 @@ class Window {
       const int64_t to = n_ * p_.out.stride[0] +
                          row_pixels_[first + static_cast<size_t>(l)] * WindowAttentionParams::stride(p_.out) +
                          int64_t{head_} * p_.value_dim;
-      factors[l] = total[l] != 0.f ? 1.f / total[l] : 0.f;
-      kernel_.store_lanes(p_.q.dtype, static_cast<char*>(p_.out.data) + to * dtype_size(p_.q.dtype), 0, 1, p_.value_dim,
-                          v_.padded, &factors[l], &sums_[static_cast<size_t>(l * v_.padded)]);
+      const float by = total[l] != 0.f ? 1.f / total[l] : 0.f;
+      const int64_t whole = p_.value_dim / 8 * 8;
+      float* sums = &sums_[static_cast<size_t>(l * v_.padded)];
+      kernel_.store_lanes(p_.q.dtype, static_cast<char*>(p_.out.data) + to * dtype_size(p_.q.dtype), 0, 1, whole,
+                          v_.padded, &by, sums);
+      for (int64_t d = whole; d < p_.value_dim; ++d) store(to + d, sums[d] * by);
     }
   }
 

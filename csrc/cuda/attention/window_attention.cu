@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   float* relative = reinterpret_cast<float*>(shared + kParts.relative(p.keys));
   const int64_t* key_index = p.key_index + int64_t{window} * p.keys;
   for (int i = threadIdx.x; i < kRows; i += kThreads) row_pixels[i] = -1, row_places[i] = 0;
+  __syncthreads();
   grid_dependency_wait();
   const int rows = list_rows<kThreads, kRows>(a, work, row_pixels, row_places, sums);
   if (!rows) return;
@@ -320,12 +321,13 @@ Status launch(const WindowAttentionParams& p, const DeviceInfo& device, cudaStre
   return launch_windows<kThreads, window_attention_kernel<C>>(p, C::kTile, device, stream);
 }
 
-// Two operands of rows a warp use each fragment of keys twice, where windows have rows enough.
+// Two operands of rows a warp use each fragment of keys twice, where rows are enough for all multiprocessors.
 template <class T, Bias kBias, bool kCosines>
 Status launch_of(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
   if (p.dim > 64 || p.value_dim > 64) return launch<Config<T, 128, 1, kBias, kCosines>>(p, device, stream);
   if constexpr (kBias == Bias::kNone && !kCosines)
-    if (p.rows >= 256) return launch<Config<T, 64, 2, kBias, kCosines>>(p, device, stream);
+    if (p.rows >= 256 && size_product({(p.rows + 127) / 128, p.windows, p.heads, p.q.size[0]}) >= 2 * device.sm_count)
+      return launch<Config<T, 64, 2, kBias, kCosines>>(p, device, stream);
   return launch<Config<T, 64, 1, kBias, kCosines>>(p, device, stream);
 }
 

@@ -43,7 +43,7 @@ struct Active {
 // The pixel of an entry of an index, -1: padding.
 __device__ inline int64_t pixel_of(const int64_t* index, int64_t at, int pixels) {
   const int64_t pixel = index[at] - 1;
-  return pixel < pixels ? pixel : -1;
+  return pixel >= 0 && pixel < pixels ? pixel : -1;
 }
 
 // How many of `length` places are there; put(k, place) is called for the k-th of them. Every thread calls.
@@ -82,6 +82,15 @@ __device__ int list_rows(const Args& a, const WindowWork& work, int* pixels, int
   const int64_t* index = p.row_index + int64_t{work.window} * p.rows;
   const Active active = {a, work.n};
   const int first = work.first;
+  if (const auto& listed = p.listed_rows; listed.order) {
+    const int rows = min(listed.lengths[work.n] - first, kRows);
+    for (int i = threadIdx.x; i < rows; i += kThreads) {
+      const int64_t pixel = listed.order[work.n * listed.capacity + first + i];
+      if (pixel >= 0 && pixel < p.queries()) pixels[i] = places[i] = static_cast<int>(pixel);
+    }
+    __syncthreads();
+    return max(rows, 0);
+  }
   const auto there = [&](int place) {
     const int64_t pixel = pixel_of(index, place, p.queries());
     return pixel >= 0 && active.query(pixel);
@@ -91,7 +100,6 @@ __device__ int list_rows(const Args& a, const WindowWork& work, int* pixels, int
     places[at - first] = place;
     pixels[at - first] = static_cast<int>(index[place]) - 1;
   };
-  __syncthreads();
   if (a.row_lists) return max(min(list_places<kThreads>(p.rows, sums, there, put) - first, kRows), 0);
   bool any = false;
   for (int place = first + threadIdx.x; place < min(first + kRows, p.rows); place += kThreads)
@@ -110,15 +118,26 @@ __device__ int list_keys(const Args& a, const WindowWork& work, uint16_t* list, 
     const int64_t pixel = pixel_of(index, place, p.pixels_of_keys());
     return pixel < 0 || active.key(pixel);
   };
-  return list_places<kThreads>(p.keys, sums, there, [&](int at, int place) {
+  const auto put = [&](int at, int place) {
     if constexpr (kBias == Bias::kTables) {
       uint32_t y, x;
       a.table_columns.divmod(place, &y, &x);
       place = y << 8 | x;
     }
-    if (kBias == Bias::kNone && a.key_pixels) place = static_cast<int>(pixel_of(index, place, p.pixels_of_keys())) + 1;
+    if (kBias == Bias::kNone && a.key_pixels)
+      place = p.listed_keys.order ? place + 1 : static_cast<int>(pixel_of(index, place, p.pixels_of_keys())) + 1;
     list[at] = static_cast<uint16_t>(place);
-  });
+  };
+  if (const auto& listed = p.listed_keys; listed.order) {  // places are pixels
+    const int keys = min(listed.lengths[work.n], p.keys);
+    for (int i = threadIdx.x; i < keys; i += kThreads) {
+      const int64_t pixel = listed.order[work.n * listed.capacity + i];
+      put(i, pixel >= 0 && pixel < p.keys ? static_cast<int>(pixel) : 0);
+    }
+    __syncthreads();
+    return max(keys, 0);
+  }
+  return list_places<kThreads>(p.keys, sums, there, put);
 }
 
 // The pixel of a listed key, -1: padding.

@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kThreads) window_attention_simt_kernel(const _
   float* relative = floats(kParts.relative(p.keys));
   const WindowWork work(a, kTile);
   for (int i = threadIdx.x; i < kTile; i += kThreads) row_pixels[i] = kNone, row_places[i] = 0;
+  __syncthreads();
   grid_dependency_wait();
   const int rows = list_rows<kThreads, kTile>(a, work, row_pixels, row_places, ints(kParts.sums));
   if (!rows) return;

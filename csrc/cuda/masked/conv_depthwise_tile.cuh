@@ -1,8 +1,7 @@
 // Depthwise convolution of halves by the usual square kernels, with as many outputs as inputs, channels_last. A CTA
-// copies what a tile of outputs reads, for a slice of channels, into shared memory: all of it is under way at once,
-// that of the next tile, where it is small, while this one is summed, and it comes once for all taps. Then a thread
-// sums a row of the tile for two channels; the lanes of a warp are neighbours in channels. Weights wait in shared
-// memory as float32.
+// copies what a tile of outputs reads, for a slice of channels, into shared memory: all of it is under way at once, and
+// comes once for all taps. Then a thread sums a row of the tile for two channels; the lanes of a warp are neighbours in
+// channels. Weights wait in shared memory as float32.
 #pragma once
 #include "core/settled.h"
 #include "cuda/capability.h"
@@ -88,19 +87,13 @@ __device__ __forceinline__ void finish_pairs(const Conv2dParams& p, const TilePl
   }
 }
 
-// Patches in shared memory: two where four CTAs of a Hopper multiprocessor still fit.
-template <int kSize, int kPatch>
-constexpr int kPatches =
-    kTileSliceWords * kTileWord * (kSize * kSize * 4 + 2 * kPatch * kPatch * 2) <= 54 * 1024 ? 2 : 1;
-
 // Of kSize x kSize taps, dilation 1; kTile x kTile outputs at a time. A CTA has kTile threads a pair of channels.
 template <class T, int kSize, int kStride, int kTile>
 __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile == 8 ? 4 : 8)
     conv_depthwise_tile_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ TilePlan plan) {
   constexpr int kTaps = kSize * kSize, kPatch = (kTile - 1) * kStride + kSize;
   static_assert(sizeof(T) == 2, "");
-  constexpr int kBuffers = kPatches<kSize, kPatch>;
-  extern __shared__ __align__(16) float smem[];  // weights [taps][slice], then patches [rows][columns][slice] of T
+  extern __shared__ __align__(16) float smem[];  // weights [taps][slice], then the patch [rows][columns][slice] of T
   const int K = static_cast<int>(p.weight.size[0]), slices = static_cast<int>(plan.slices.divisor);
   const int words = static_cast<int>(plan.words.divisor), width = words * kTileWord;  // of a slice
   const int cta = static_cast<int>(plan.slices.quotient(blockIdx.x)), ctas = static_cast<int>(gridDim.x) / slices;
@@ -138,12 +131,12 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
   const bool mine = static_cast<int>(word) * kTileWord < held;
   const uint32_t to = shared_address(patch) + thread * 16;
   const int down_x = static_cast<int>(p.x.stride[2]), right_x = static_cast<int>(p.x.stride[3]);
-  const int patch_words = kPatch * kPatch * words;
-  const auto copy = [&](const OutputTile& at, int buffer) {
+  bool staged = false;
+  for (int tile = cta; tile < tiles;) {
     const int row0 = at.row * kStride - p.padding[0], column0 = at.column * kStride - p.padding[1];
     const int down = (at.rows - 1) * kStride + kSize, across = (at.columns - 1) * kStride + kSize;  // that it reads
-    // Rows and columns of the patch that are read and lie inside the plane.
     const bool some = at.rows > 0 && at.columns > 0;
+    // Rows and columns of the patch that are read and lie inside the plane.
     const int top = max(-row0, 0), bottom = some ? min(down, static_cast<int>(p.x.size[2]) - row0) : 0;
     const int left = max(-column0, 0), right = mine ? min(across, static_cast<int>(p.x.size[3]) - column0) : 0;
     const T* x = static_cast<const T*>(p.x.data) + at.n * p.x.stride[0] + row0 * p.x.stride[2] +
@@ -154,31 +147,25 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
       if (pixel >= kPatch * kPatch) break;
       const bool in = (r >= top) & (r < bottom) & (c >= left) & (c < right);
       const T* from = in ? x + (r * down_x + c * right_x) : static_cast<const T*>(p.x.data);
-      cp_async_16(to + (buffer * patch_words + i * kStep * words) * 16, from, in);
+      cp_async_16(to + i * kStep * words * 16, from, in);
     }
     cp_async_commit();
-  };
-  if (cta < tiles) copy(at, 0);
+    if (!staged) {
 #pragma unroll
-  for (int i = 0; i < kShare; ++i)
-    if (thread + i * threads < kTaps * width) smem[thread + i * threads] = to_float(taps[i]);
-  OutputTile next = cta + ctas < tiles ? locate_tile<kTile>(p, plan, cta + ctas) : OutputTile{};
-  int buffer = 0;
-  for (int tile = cta; tile < tiles; tile += ctas) {
+      for (int i = 0; i < kShare; ++i)
+        if (thread + i * threads < kTaps * width) smem[thread + i * threads] = to_float(taps[i]);
+      staged = true;
+    }
     const OutputTile now = at;
-    at = next;
-    if (kBuffers == 2 && tile + ctas < tiles) copy(at, buffer ^ 1);
-    if (tile + 2 * ctas < tiles) next = locate_tile<kTile>(p, plan, tile + 2 * ctas);  // while the copies are under way
-    if (kBuffers == 2 && tile + ctas < tiles)
-      cp_async_wait<1>();
-    else
-      cp_async_wait<0>();
+    tile += ctas;
+    if (tile < tiles) at = locate_tile<kTile>(p, plan, tile);  // while the copies are under way
+    cp_async_wait<0>();
     __syncthreads();
-    if (now.columns > 0 && static_cast<int>(y) < now.rows && k < K) {
+    if (some && static_cast<int>(y) < now.rows && k < K) {
       float sums[kTile][2];
 #pragma unroll
       for (int i = 0; i < kTile; ++i) sums[i][0] = bias[0], sums[i][1] = bias[1];
-      const T* row = patch + (buffer * kPatch * kPatch + static_cast<int>(y) * kStride * kPatch) * width + pair * 2;
+      const T* row = patch + (static_cast<int>(y) * kStride * kPatch) * width + pair * 2;
       const float* weight = smem + pair * 2;
       // Not unrolled: all rows of a large kernel would be more code than the instruction cache holds.
 #pragma unroll 1
@@ -201,8 +188,6 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
       finish_pairs<T>(p, plan, sums, output_of(p, {now.n, now.row + static_cast<int>(y), now.column}), now.columns, k);
     }
     __syncthreads();
-    if (kBuffers == 1 && tile + ctas < tiles) copy(at, 0);
-    if (kBuffers == 2) buffer ^= 1;
   }
   // Last, and first by CTAs that had no tile.
   clear_fringe<T>(p, plan.fringe, int64_t{gridDim.x - 1 - blockIdx.x} * threads + thread, int64_t{gridDim.x} * threads);
@@ -225,9 +210,10 @@ Status launch_depthwise_tile(const Conv2dParams& p, const DeviceInfo& device, cu
   plan.vector_residual = p.residual.data && channels_vectorize(p.residual);
   plan.settled = inputs_settled();
   const int threads = static_cast<int>((words * kTileWord / 2 * kTile + 31) / 32 * 32);
-  constexpr size_t kOfChannel = kSize * kSize * sizeof(float) + kPatches<kSize, kPatch> * kPatch * kPatch * sizeof(T);
-  const size_t smem = words * kTileWord * kOfChannel;
-  static_assert(kTileSliceWords * kTileWord * kOfChannel <= kTileSharedMost * 1024, "");
+  const size_t smem = words * kTileWord * (kSize * kSize * sizeof(float) + kPatch * kPatch * sizeof(T));
+  static_assert(kTileSliceWords * kTileWord * (kSize * kSize * sizeof(float) + kPatch * kPatch * sizeof(T)) <=
+                    kTileSharedMost * 1024,
+                "");
   SBNET_TRY(allow_shared<kernel>(kConvOp, device, kTileSharedMost * 1024));
   const int most =
       select_capability(device) == 90 ? 220 * 1024 : 96 * 1024;  // of a multiprocessor: a guess is good enough

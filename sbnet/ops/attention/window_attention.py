@@ -40,6 +40,10 @@ def window_attention_(
     normalize: float = 0.0,
     k_fill: Tensor | None = None,
     v_fill: Tensor | None = None,
+    row_order: Tensor | None = None,
+    row_lengths: Tensor | None = None,
+    key_order: Tensor | None = None,
+    key_lengths: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + bias) v within windows, written to the active pixels of `out`; others keep what they hold.
 
@@ -61,6 +65,8 @@ def window_attention_(
             q . (row_table[i,k] + column_table[j,l]).
         scales: numbers of heads, float32 or q's dtype, by which scores are multiplied before a bias is added.
         normalize: queries and keys are divided by their length, or by this where that is more; 0: they are not.
+        row_order, row_lengths, key_order, key_lengths: what `pack_tokens` lists of the planes, where one window has all
+            pixels in their order: CUDA's kernels need not list them.
         k_fill, v_fill: keys [heads * dim] and values [heads * value_dim] of padding, else zeros.
 
     Returns:
@@ -74,7 +80,8 @@ def window_attention_(
     refuse_gradient(_OP, "scaled_dot_product_attention", q, k, v, out)
     torch.ops.sbnet.window_attention_(
         q, k, v, rows, keys, active.block_map, active_keys, bias, row_table, column_table, scales, k_fill, v_fill,
-        active.grid.numbers(), list(starts), heads, dim, value_dim, scale, normalize, out,
+        row_order, row_lengths, key_order, key_lengths, active.grid.numbers(), list(starts), heads, dim, value_dim,
+        scale, normalize, out,
     )  # fmt: skip
     return out
 
