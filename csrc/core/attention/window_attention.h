@@ -52,13 +52,13 @@ struct WindowAttentionParams {
 };
 
 // Shared memory of a CTA of CUDA's kernels, in bytes: where each part begins. Tensor cores (float16, bfloat16) hold
-// queries and two stages of keys and values; float32 holds chunks of both sides, weights, and chunks of values.
+// queries and stages of keys and values; float32 holds chunks of both sides, weights, and chunks of values.
 struct WindowTile {
   static constexpr int32_t kKeys = 64, kSums = 8;
   int32_t rows, stages, pixels, places, row_factors, key_pixels, key_factors, sums, list;
 
-  SBNET_HOST_DEVICE static constexpr WindowTile of_halves(int32_t rows, int32_t dim) {
-    return parts(rows, rows * dim * 2, 4 * kKeys * dim * 2);
+  SBNET_HOST_DEVICE static constexpr WindowTile of_halves(int32_t rows, int32_t dim, int32_t stages = 2) {
+    return parts(rows, rows * dim * 2, stages * 2 * kKeys * dim * 2);
   }
   // [64][33] of queries and of keys, [64][65] of weights, [32][128] of values
   SBNET_HOST_DEVICE static constexpr WindowTile of_floats() {

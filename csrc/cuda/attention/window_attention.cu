@@ -19,7 +19,8 @@ struct Config {
   static constexpr bool kTables = kBias == Bias::kTables, kCosines = kCosines_;
   // Scores are products times a number, which is multiplied in where their exponents are made.
   static constexpr bool kPlain = kBias == Bias::kNone && !kCosines;
-  static constexpr WindowTile kTile = WindowTile::of_halves(kRows, kDim);
+  static constexpr int kAhead = kPlain && kDim == 64 ? 2 : 1;  // stages under way beside the one in use
+  static constexpr WindowTile kTile = WindowTile::of_halves(kRows, kDim, kAhead + 1);
   static constexpr int kKeyBytes = kKeys * kDim * 2, kStage = 2 * kKeyBytes, kStages = kTile.stages;
 };
 
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   const auto load = [&](int k0, int stage) {
     const uint32_t to = memory + C::kStages + stage * C::kStage;
 #pragma unroll
-    for (int row = threadIdx.x / kWords; row < kKeys; row += kPass) {
+    for (int row = threadIdx.x / kWords; row < kKeys && k0 < keys; row += kPass) {
       const T *from_k = nullptr, *from_v = nullptr;
       if (k0 + row < keys) {
         const int64_t pixel = pixel_of_key<C::kBias>(a, key_index, list[k0 + row]);
@@ -121,8 +122,9 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     }
     cp_async_commit();
   };
-  load(0, 0);
-  cp_async_wait<1>();
+#pragma unroll
+  for (int i = 0; i < C::kAhead; ++i) load(i * kKeys, i);
+  cp_async_wait<C::kAhead>();
   __syncthreads();
   const bool cosines = C::kCosines && p.normalize > 0.f;
   if (cosines)
@@ -172,14 +174,10 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
 #pragma unroll
     for (int j = 0; j < kWords; ++j) out[i / 2][j][i % 2 * 2] *= shrink, out[i / 2][j][i % 2 * 2 + 1] *= shrink;
   };
-  for (int k0 = 0, stage = 0; k0 < keys; k0 += kKeys, stage ^= 1) {
-    if (k0 + kKeys < keys) {
-      load(k0 + kKeys, stage ^ 1);
-      cp_async_wait<1>();
-    } else {
-      cp_async_wait<0>();
-    }
-    __syncthreads();
+  for (int k0 = 0, stage = 0; k0 < keys; k0 += kKeys, stage = stage == C::kAhead ? 0 : stage + 1) {
+    cp_async_wait<C::kAhead - 1>();
+    __syncthreads();  // and the stage before this one is free
+    load(k0 + C::kAhead * kKeys, stage == 0 ? C::kAhead : stage - 1);
     const int tile = C::kStages + stage * C::kStage;
     if (cosines) {
       if (threadIdx.x < kKeys)
@@ -295,7 +293,6 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
         }
       }
     }
-    __syncthreads();  // the stage is free
   }
   cp_async_wait<0>();
   const int64_t out_stride = p.stride(p.out);
