@@ -20,13 +20,11 @@ DOCS = HERE.parent / "docs"
 # What docs/benchmarks.md holds: the tables that people look at, by result file. `--tables` writes all of them.
 SHOWN = {
     "cpu_sparsify": ("sparsified network",),
-    "cpu_weights": ("memory-bound",),
     "h100_sparsify": ("sparsified network",),
     "h200_blocksparse_conv": ("blocksparse_conv",),
     "h200_conv": ("conv 3x3",),
     "h200_conv_1x1_settled": ("conv 1x1",),
     "h200_onnxruntime": ("residual network, ONNX Runtime",),
-    "h200_weights_ops": ("memory-bound",),
     "h200_weights_settled": ("blocksparse_matmul",),
 }
 
@@ -41,10 +39,9 @@ pipelines are in [is_it_for_me.md](is_it_for_me.md).
 Every result was checked before it was timed (rms error against a wider type at most twice PyTorch's own; copies bit for
 bit). The sides of a case run in turn in one process; figures are medians, in microseconds. **x dense** is against the
 fastest dense form of the same layer: `F.conv2d` (oneDNN on a CPU), fused cuDNN and, where it says so, `torch.compile`,
-channels_last. **indexed** starts at the pixel mask: blocks and fringe are listed anew in every call. **of floor** is
+channels_last. **indexed** times include listing blocks and fringe from the pixel mask in every call. **of floor** is
 the share of the least time that the active part could take on that machine: the larger of its operations over the rate
-of a matrix product and its bytes over that of a copy, both measured in the same run, and a launch.
-"gather-conv-scatter" is the paper's way with our copies and the dense library's convolution. How to measure:
+of a matrix product and its bytes over that of a copy, both measured in the same run, and a launch. How to measure:
 `sbnet bench --help`, [benchmarks/](../benchmarks/README.md).
 """
 
@@ -71,7 +68,8 @@ def shown(sessions: Mapping[str, Session], tables: Mapping[str, Sequence[str]] =
 def document(sessions: Mapping[str, Session], papers: Iterable[Session] | None = None, brief: bool = False) -> str:
     """Tables of all rows, by the stem of their file; the paper's figures beside those of `papers`, or the same.
 
-    brief: without the machine's rates, and of other forms than ours and the fastest dense one nothing.
+    brief: without the machine's rates, of other forms only how much faster ours is than the fastest dense one, and
+    without layers that were measured at fewer than three sparsities.
     """
     parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values() if papers is None else papers)]
     for stem, session in sessions.items():
@@ -114,10 +112,16 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def section(name: str, rows: list[Row], brief: bool = False) -> str:
     """A heading, what all rows share, and a table; one row a layer where sparsity is swept."""
-    sides = {f"{side} us" for row in rows for side in row["us"]} - {"dense us"} if brief else set()
-    shared, head, lines = compact(rows, {*HIDDEN, *sides})
+    swept_here = len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows)
+    hidden = set(HIDDEN)
+    if brief:
+        hidden |= {f"{side} us" for row in rows for side in ("dense", *row["us"])} | {"faults"}
+        hidden |= {"wanted density", "sparsity"} if all("density" in row for row in rows) else set()
+        if swept_here:
+            rows = [row for same in layers(rows).values() if len(same) > 2 for row in same]
+    shared, head, lines = compact(rows, hidden)
     facts = [", ".join(f"{fact} {format_fact(v)}" for fact, v in shared.items())]
-    if len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows):
+    if swept_here:
         head, lines = sweep(rows, shared)
         facts.append(
             "x dense (indexed) by sparsity" + (", / what is wanted" if any("wanted" in r for r in rows) else "")
@@ -167,7 +171,8 @@ def glance(sessions: Iterable[Session]) -> list[str]:
             if tenth or whole:
                 lines.append([heading(session), name, _spread(tenth), _spread(whole)])
     head = ["measured on", "what", "x dense, a tenth of the blocks", "x dense, all blocks"]
-    return [f"## At a glance\n\nMedian (least to most) of the cases below.\n\n{markdown(head, lines)}"] if lines else []
+    text = f"## At a glance\n\nMedian (least to most) of all cases of these results.\n\n{markdown(head, lines)}"
+    return [text] if lines else []
 
 
 def _spread(values: list[float]) -> str:

@@ -1,7 +1,6 @@
 """What the ONNX Runtime binding keeps by runtime, shapes of real networks, memory that moved."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import onnxruntime
 import torch
 
 from sbnet import export
-from sbnet.export import schemas
 from sbnet.graph.passes.storage import store
 from sbnet.models import resnet18
 from support.ort_models import samples, session
@@ -67,15 +65,6 @@ def test_shapes_of_a_whole_network_are_inferred():
     infers = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 24)  # with optional inputs left out
     for value, t in zip(found, got, strict=True):
         assert tuple(value.shape) == (tuple(t.shape) if infers else ()), value.name
-
-
-def test_the_guide_names_the_ops_without_shapes_before_1_24():
-    root = Path(__file__).parents[2]
-    named = set(
-        re.findall(r"`(\w+)`", re.search(r"\(Before 1.24,(.*?)\.", (root / "docs/onnxruntime.md").read_text(), re.S)[1])
-    )
-    optional = {op.name for op in schemas.OPS.values() if any(name.endswith("?") for name, _ in op.inputs)}
-    assert named == optional
 
 
 def fringe_heads(numbers: list[int]):
