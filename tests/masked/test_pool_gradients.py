@@ -70,12 +70,7 @@ def test_second_derivative_and_refusals(device):
 
 # ---- bad input
 BAD = [
-    ({"x": None}, "x: expected .*, got NoneType"),
-    ({"x": lambda a: a["x"][0]}, "x: expected 4 dimensions, got 3"),
-    ({"x": lambda a: a["x"].double()}, "x: dtype: expected .*, got float64"),
     ({"x": lambda a: a["x"][..., :0]}, "x"),
-    ({"x": lambda a: a["x"][:1]}, "out|block_map|active|gather"),
-    ({"active": None}, "active: expected .*, got NoneType"),
     (
         {"active": lambda a: random_active(BlockGrid.cover((7, 13), 4), 2, 0.5, a["x"].device.type)},
         "active: expected the tiling grid",
@@ -93,19 +88,9 @@ BAD = [
     ({"padding": -1}, "padding: expected .*, got -1"),
     ({"padding": "same"}, "padding"),
 ]
-BAD_OUT = [
-    ({"out": None}, "out: expected .*, got NoneType"),
-    ({"out": lambda a: a["out"].half()}, "out: dtype: expected .*, got float16"),
-    ({"out": lambda a: a["out"][:, :3]}, r"out: shape: expected \[2,4,10,13\] .*, got \[2,3,10,13\]"),
-    ({"out": lambda a: a["out"][..., :12]}, r"out: shape: expected .*, got \[2,4,10,12\]"),
-    ({"out": lambda a: a["out"][:, :1].expand(2, 4, 10, 13)}, "out: .*an expanded one"),
-    ({"fringe": 3}, "fringe: expected .*, got int"),
-]
 
 
-@pytest.mark.parametrize(
-    ("changes", "pattern"), BAD + BAD_OUT, ids=lambda v: v if isinstance(v, str) else next(iter(v), "none")
-)
+@pytest.mark.parametrize(("changes", "pattern"), BAD, ids=lambda v: v if isinstance(v, str) else next(iter(v)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_input(device, kind, changes, pattern):
     arguments = {
@@ -121,10 +106,9 @@ def test_bad_input(device, kind, changes, pattern):
     errors = (RuntimeError, ValueError, TypeError)
     with pytest.raises(errors, match=f"sparse_{kind}_pool2d.*({pattern})"):
         mutating(**arguments)
-    if not set(changes) & {"out", "fringe"} and "out" not in pattern:
-        del arguments["out"]
-        with pytest.raises(errors, match=f"sparse_{kind}_pool2d.*({pattern})"):
-            functional(**arguments)
+    del arguments["out"]
+    with pytest.raises(errors, match=f"sparse_{kind}_pool2d.*({pattern})"):
+        functional(**arguments)
 
 
 def test_bad_options(device):
