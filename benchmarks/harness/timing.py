@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from sbnet.benchmarks.harness.registry import Side, short
-from sbnet.engine.capture import uncollected
+from sbnet.engine.capture import cuda_graph
 
 Run = Callable[[], Any]
 
@@ -162,15 +162,8 @@ def _several(run: Run, repeat: int) -> None:
 
 
 def _graph(run: Run, repeat: int) -> Run:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with uncollected(), torch.cuda.graph(graph):
-        _several(run, repeat)
+    device = torch.device("cuda", torch.cuda.current_device())
+    graph, _ = cuda_graph(run, device, calls=repeat, grad=torch.is_grad_enabled())
     graph.replay()
     return graph.replay
 

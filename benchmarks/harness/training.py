@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sbnet.benchmarks.harness.registry import Setting, WrongResult
+from sbnet.engine.capture import cuda_graph
 
 Loss = Callable[[], Tensor]
 
@@ -35,15 +36,7 @@ def one_graph(setting: Setting, run: Loss) -> Loss:
     """A replay of the whole step as one CUDA graph; on a CPU the step itself."""
     if not setting.cuda:
         return run
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = run()
+    graph, loss = cuda_graph(run, torch.device("cuda", torch.cuda.current_device()), grad=True)
 
     def replay() -> Tensor:
         graph.replay()

@@ -23,9 +23,12 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def cuda_graph(run: Callable[[], Any], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A CUDA graph of `run`, and what each replay writes. pool: of a graph that no replay of this one overlaps."""
-    with torch.cuda.device(device), torch.no_grad():
+def cuda_graph(
+    run: Callable[[], Any], device: torch.device, pool: Any = None, calls: int = 1, grad: bool = False
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of so many calls of `run`, and what each replay writes. pool: of a graph that no replay of this one
+    overlaps. grad: whether autograd records meanwhile."""
+    with torch.cuda.device(device), torch.set_grad_enabled(grad):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries set themselves up outside the capture
@@ -35,5 +38,6 @@ def cuda_graph(run: Callable[[], Any], device: torch.device, pool: Any = None) -
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, such as one that uploads the next frames.
         with uncollected(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            out = run()
+            for _ in range(calls):
+                out = run()
     return graph, out

@@ -212,6 +212,7 @@ def _of_two(rank, port, synchronized, backend, results):
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
         torch.cuda.set_device(rank)
+    torch.backends.cudnn.allow_tf32 = False  # of masked convolutions, too
     dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     net, parts = two_steps_apart(synchronized, device)
     parallel = nn.parallel.DistributedDataParallel(net)
@@ -247,19 +248,22 @@ def test_distributed_data_parallel(synchronized, backend):
     found = results.get(timeout=120)
     for worker in workers:
         worker.join(60)
-    net, parts = two_steps_apart()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    # One process on the whole batch, on the same kind of device.
+    device = "cuda" if backend == "nccl" else "cpu"
+    net, parts = two_steps_apart(device=device)
     if synchronized:
-        x, mask = data(batch=4)
+        x, mask = (t.to(device) for t in data(batch=4))
         net.zero_grad()
         with sbnet.masked(mask, BLOCK):
             y = net(x)
         sum(loss_of(y[part]) for part in PARTS).backward()
         want = [*(p.grad / 2 for p in net.parameters()), *net.buffers()]
     else:
-        sums = [step(two_steps_apart()[0], x, mode)[1:] for x, mode in parts]
+        sums = [step(two_steps_apart(device=device)[0], x, mode)[1:] for x, mode in parts]
         want = [(a + b) / 2 for a, b in zip(*sums, strict=True)]
     for got, right in zip(found, want, strict=False):
-        torch.testing.assert_close(torch.from_numpy(got), right, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(got), right.cpu(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.gpu

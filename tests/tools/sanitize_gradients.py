@@ -12,7 +12,10 @@ from sbnet.geometry import conv_output_size
 CONVS = [  # channels, filters, kernel, stride, padding, dilation, groups
     (6, 4, 3, 1, 1, 1, 1),
     (16, 24, 3, 2, 1, 1, 1),
-    (160, 136, 1, 1, 0, 1, 1),  # wide tiles
+    (40, 40, 3, 1, 1, 1, 1),
+    (160, 136, 1, 1, 0, 1, 1),  # tiles that are square, tall and flat
+    (16, 136, 1, 1, 0, 1, 1),
+    (264, 24, 1, 1, 0, 1, 1),
     (40, 40, 5, 1, 2, 1, 40),
     (8, 8, 3, 1, 2, 2, 2),
 ]

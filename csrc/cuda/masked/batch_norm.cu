@@ -23,16 +23,6 @@ __device__ __forceinline__ Activation chosen(Activation activation) {
   return kKind == Kind::kNone ? Activation::kNone : kKind == Kind::kRelu ? Activation::kRelu : activation;
 }
 
-// A word's numbers out of a table [rows][channels of the CTA] in shared memory, read where they are used: registers
-// that held them would be room for other CTAs. A row is read once for the pixels that a thread has together.
-template <int kN>
-struct Row {
-  const float* at;
-  __device__ __forceinline__ Row(const float* table, int row, const SumThread& thread)
-      : at(table + (row * thread.words + thread.word) * kN) {}
-  __device__ __forceinline__ float operator[](int e) const { return at[e]; }
-};
-
 constexpr int kPixels = 1;  // that a thread has together: of two, fewer CTAs fit, which costs more than it saves
 
 template <class T, int kN>
@@ -58,13 +48,14 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
     norm_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormParams p,
                 const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe, const float* values,
                 const float* counts) {
-  __shared__ float table[3 * kSumThreads];  // mean, scale, shift
+  __shared__ __align__(16) float numbers[3 * kSumThreads];  // mean, scale, shift
   grid_dependency_wait();
   grid_dependency_release();
   const int64_t C = p.x.size[1];
   const SumThread thread = SumThread::of<kN>(plan, C);
   const int channels = static_cast<int>(thread.words) * kN;
   const int64_t first = int64_t{blockIdx.y} * channels;
+  const Table<kN> table = {numbers, channels};
   double sums[3];
   const SumList list(as_conv, plan);
   const int takers = takers_in_use(plan, list);
@@ -89,12 +80,12 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
       if (c == 0) p.statistics[2 * C] = static_cast<float>(sums[0]);
       if (p.follow.running_mean) follow(p.follow, c, mean, variance, static_cast<float>(sums[0]));
     }
-    table[threadIdx.x] = mean;
-    table[channels + threadIdx.x] = parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(variance + p.eps);
-    table[2 * channels + threadIdx.x] = parameter(p.bias, p.param_dtype, c, 0.f);
+    const int own = static_cast<int>(threadIdx.x);
+    table.at(0, own) = mean;
+    table.at(1, own) = parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(variance + p.eps);
+    table.at(2, own) = parameter(p.bias, p.param_dtype, c, 0.f);
   }
   __syncthreads();
-  const Row<kN> mean(table, 0, thread), scale(table, 1, thread), shift(table, 2, thread);
   const bool added = p.residual.data != nullptr;
   for_part<kPixels>(
       as_conv, plan, thread, list, takers,
@@ -105,44 +96,45 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
       },
       [&](const Place(&places)[kPixels], const Two<T, kN>(&in)[kPixels]) {
         Word<T, kN> out[kPixels];
+        constexpr int kTogether = Table<kN>::kTogether;
 #pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          const float m = mean[e], a = scale[e], b = shift[e];
+        for (int read = 0; read < Table<kN>::kReads; ++read) {
+          float mean[kTogether], scale[kTogether], shift[kTogether];
+          table.read(0, read, thread, mean), table.read(1, read, thread, scale), table.read(2, read, thread, shift);
 #pragma unroll
-          for (int k = 0; k < kPixels; ++k) {
-            const float z = (to_float(in[k].a.channel[e]) - m) * a + b + to_float(in[k].b.channel[e]);
-            out[k].channel[e] = from_float<T>(activate(chosen<kKind>(p.activation), p.activation_param, z));
-          }
+          for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+            for (int k = 0; k < kPixels; ++k) {
+              const int e = read * kTogether + i;
+              const float z =
+                  (to_float(in[k].a.channel[e]) - mean[i]) * scale[i] + shift[i] + to_float(in[k].b.channel[e]);
+              out[k].channel[e] = from_float<T>(activate(chosen<kKind>(p.activation), p.activation_param, z));
+            }
         }
 #pragma unroll
         for (int k = 0; k < kPixels; ++k)
-          if (places[k].at.n >= 0) *word_at<T, kN>(p.y, plan, places[k], thread.channel) = out[k];
+          if (places[k].in()) *word_at<T, kN>(p.y, plan, places[k], thread.channel) = out[k];
       });
 }
 
 // ---- backward
 
-// g of a word: dy through the activation, by what it gave, or by what it was of, (x - mean) scale + shift.
-template <class T, int kN, Kind kKind>
-struct Through {
-  Row<kN> mean, scale, shift;  // rows of the table
-
-  __device__ __forceinline__ Through(const float* table, const SumThread& thread)
-      : mean(table, 0, thread), scale(table, 1, thread), shift(table, 2, thread) {}
-  __device__ __forceinline__ float operator()(const BatchNormGradParams& p, const Three<T, kN>& in, int e, float mean,
-                                              float scale, float shift) const {
-    const float grad = to_float(in.a.channel[e]);
-    if (kKind == Kind::kNone) return grad;
-    const float z = p.given.data ? to_float(in.c.channel[e]) : (to_float(in.b.channel[e]) - mean) * scale + shift;
-    return gradient(chosen<kKind>(p.activation), p.activation_param, grad, z);
-  }
-};
+// g of a channel: dy through the activation, by what it gave, or by what it was of, (x - mean) scale + shift.
+template <Kind kKind, class T, int kN>
+__device__ __forceinline__ float through(const BatchNormGradParams& p, const Three<T, kN>& in, int e, float mean,
+                                         float scale, float shift) {
+  const float grad = to_float(in.a.channel[e]);
+  if (kKind == Kind::kNone) return grad;
+  const float z = p.given.data ? to_float(in.c.channel[e]) : (to_float(in.b.channel[e]) - mean) * scale + shift;
+  return gradient(chosen<kKind>(p.activation), p.activation_param, grad, z);
+}
 // Mean, scale and shift of a channel that a thread of the CTA has.
-__device__ __forceinline__ void tabulate(const BatchNormGradParams& p, int64_t c, float* to, int channels) {
+template <int kN>
+__device__ __forceinline__ void tabulate(const BatchNormGradParams& p, int64_t c, const Table<kN>& table, int own) {
   const int64_t C = p.x.size[1];
-  to[0] = p.statistics[c];
-  to[channels] = parameter(p.weight, p.param_dtype, c, 1.f) * (1.f / sqrtf(p.statistics[C + c] + p.eps));
-  to[2 * channels] = parameter(p.bias, p.param_dtype, c, 0.f);
+  table.at(0, own) = p.statistics[c];
+  table.at(1, own) = parameter(p.weight, p.param_dtype, c, 1.f) * (1.f / sqrtf(p.statistics[C + c] + p.eps));
+  table.at(2, own) = parameter(p.bias, p.param_dtype, c, 0.f);
 }
 template <class T, int kN>
 __device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p, const SumPlan& plan,
@@ -167,25 +159,30 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 4)
   const SumList list(as_conv, plan);
   if (static_cast<int>(blockIdx.x) >= list.parts) return;
   float of_grad[kN] = {}, of_both[kN] = {};
-  __shared__ float table[3 * kSumThreads];
+  __shared__ __align__(16) float numbers[3 * kSumThreads];
   const int channels = static_cast<int>(thread.words) * kN;
+  const Table<kN> table = {numbers, channels};
   if (const int64_t c = int64_t{blockIdx.y} * channels + threadIdx.x; static_cast<int>(threadIdx.x) < channels && c < C)
-    tabulate(p, c, table + threadIdx.x, channels);
+    tabulate(p, c, table, static_cast<int>(threadIdx.x));
   __syncthreads();
-  const Through<T, kN, kKind> through(table, thread);
   for_part<kPixels>(
       as_conv, plan, thread, list, list.parts,
       [&](const Place& place) { return load_three<T, kN>(p, plan, place, thread.channel); },
       [&](const Place(&)[kPixels], const Three<T, kN>(&in)[kPixels]) {  // of no pixel g is 0
+        constexpr int kTogether = Table<kN>::kTogether;
 #pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          const float mean = through.mean[e], scale = through.scale[e], shift = through.shift[e];
+        for (int read = 0; read < Table<kN>::kReads; ++read) {
+          float mean[kTogether], scale[kTogether], shift[kTogether];
+          table.read(0, read, thread, mean), table.read(1, read, thread, scale), table.read(2, read, thread, shift);
 #pragma unroll
-          for (int k = 0; k < kPixels; ++k) {
-            const float g = through(p, in[k], e, mean, scale, shift);
-            of_grad[e] += g;
-            of_both[e] += g * (to_float(in[k].b.channel[e]) - mean);
-          }
+          for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+            for (int k = 0; k < kPixels; ++k) {
+              const int e = read * kTogether + i;
+              const float g = through<kKind>(p, in[k], e, mean[i], scale[i], shift[i]);
+              of_grad[e] += g;
+              of_both[e] += g * (to_float(in[k].b.channel[e]) - mean[i]);
+            }
         }
       });
 #pragma unroll
@@ -211,13 +208,14 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
     norm_grad_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                      const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe,
                      const float* found) {
-  __shared__ float table[5 * kSumThreads];  // mean, scale, shift; dx = g a + (x - mean) b + c
+  __shared__ __align__(16) float numbers[5 * kSumThreads];  // mean, scale, shift; dx = g a + (x - mean) b + c
   grid_dependency_wait();
   grid_dependency_release();
   const int64_t C = p.x.size[1];
   const SumThread thread = SumThread::of<kN>(plan, C);
   const int channels = static_cast<int>(thread.words) * kN;
   const int64_t first = int64_t{blockIdx.y} * channels;
+  const Table<kN> table = {numbers, channels};
   double sums[2];
   const SumList list(as_conv, plan);
   const int takers = takers_in_use(plan, list);
@@ -236,33 +234,37 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
       p.grad_params[c] = static_cast<float>(sums[1]) * scale;
       p.grad_params[C + c] = static_cast<float>(sums[0]);
     }
-    float* const to = table + threadIdx.x;
-    tabulate(p, c, to, channels);
-    to[3 * channels] = -a * scale * scale * static_cast<float>(sums[1] / pixels);
-    to[4 * channels] = -a * static_cast<float>(sums[0] / pixels);
+    const int own = static_cast<int>(threadIdx.x);
+    tabulate(p, c, table, own);
+    table.at(3, own) = -a * scale * scale * static_cast<float>(sums[1] / pixels);
+    table.at(4, own) = -a * static_cast<float>(sums[0] / pixels);
   }
   __syncthreads();
-  const Through<T, kN, kKind> through(table, thread);
-  const Row<kN> b(table, 3, thread), shift(table, 4, thread);
   for_part<kPixels>(
       as_conv, plan, thread, list, takers,
       [&](const Place& place) { return load_three<T, kN>(p, plan, place, thread.channel); },
       [&](const Place(&places)[kPixels], const Three<T, kN>(&in)[kPixels]) {
         Word<T, kN> out[kPixels], g[kPixels];
+        constexpr int kTogether = Table<kN>::kTogether;
 #pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          const float mean = through.mean[e], scale = through.scale[e], of_z = through.shift[e];
-          const float b_of = b[e], shift_of = shift[e];
+        for (int read = 0; read < Table<kN>::kReads; ++read) {
+          float mean[kTogether], scale[kTogether], shift[kTogether], b[kTogether], last[kTogether];
+          table.read(0, read, thread, mean), table.read(1, read, thread, scale), table.read(2, read, thread, shift);
+          table.read(3, read, thread, b), table.read(4, read, thread, last);
 #pragma unroll
-          for (int k = 0; k < kPixels; ++k) {
-            const float own = through(p, in[k], e, mean, scale, of_z);
-            g[k].channel[e] = from_float<T>(own);
-            out[k].channel[e] = from_float<T>(own * scale + ((to_float(in[k].b.channel[e]) - mean) * b_of + shift_of));
-          }
+          for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+            for (int k = 0; k < kPixels; ++k) {
+              const int e = read * kTogether + i;
+              const float own = through<kKind>(p, in[k], e, mean[i], scale[i], shift[i]);
+              g[k].channel[e] = from_float<T>(own);
+              out[k].channel[e] =
+                  from_float<T>(own * scale[i] + ((to_float(in[k].b.channel[e]) - mean[i]) * b[i] + last[i]));
+            }
         }
 #pragma unroll
         for (int k = 0; k < kPixels; ++k) {
-          if (places[k].at.n < 0) continue;
+          if (!places[k].in()) continue;
           *word_at<T, kN>(p.y, plan, places[k], thread.channel) = out[k];
           if (p.grad_residual.data) *word_at<T, kN>(p.grad_residual, plan, places[k], thread.channel) = g[k];
         }

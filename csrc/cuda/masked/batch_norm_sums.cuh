@@ -42,17 +42,56 @@ struct SumThread {
   }
 };
 
-// A pixel of the list, and the place of its first channel in x; no pixel where n < 0.
+// Tables of numbers by channel of the CTA in shared memory, read where they are used: registers that held them would be
+// room for other CTAs. Of a word of eight channels the first four lie apart from the last, so that the words of a
+// warp's threads are free of bank conflicts.
+template <int kN>
+struct Table {
+  static constexpr int kTogether = kN % 4 == 0 ? 4 : 1;  // read as one
+  static constexpr int kReads = kN / kTogether;
+  float* const numbers;
+  const int channels;
+
+  __device__ __forceinline__ float& at(int row, int channel) const {
+    const int word = channel / kN, e = channel % kN;
+    return numbers[row * channels + e / kTogether * (channels / kReads) + word * kTogether + e % kTogether];
+  }
+  // Of the thread's word, those from read * kTogether on.
+  __device__ __forceinline__ void read(int row, int read, const SumThread& thread, float (&to)[kTogether]) const {
+    const float* const from = &at(row, thread.word * kN + read * kTogether);
+    if constexpr (kTogether == 4) {
+      const float4 all = *reinterpret_cast<const float4*>(from);
+      to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
+    } else {
+      to[0] = *from;
+    }
+  }
+};
+
+// Pixels of the list, as many as a CTA has threads, each found by one of them: that takes longer than what is done with
+// a word of channels. Two tables, one of which is written while the other is read.
+struct PixelTables {
+  int64_t offset[2][kSumThreads];  // of the first channel in x; < 0: no pixel
+  portable::Pixel at[2][kSumThreads];
+};
+__device__ __forceinline__ PixelTables& pixel_tables() {
+  __shared__ PixelTables tables;
+  return tables;
+}
 struct Place {
-  portable::Pixel at;
   int64_t offset;
+  int slot;  // in the tables
+  __device__ __forceinline__ bool in() const { return offset >= 0; }
 };
 
 template <class T, int kN>
 __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const SumPlan& plan, const Place& place,
                                                 int64_t channel) {
-  const portable::Pixel& at = place.at;
-  const int64_t pixel = plan.alike ? place.offset : at.n * t.stride[0] + at.row * t.stride[2] + at.column * t.stride[3];
+  int64_t pixel = place.offset;
+  if (!plan.alike) {
+    const portable::Pixel& at = pixel_tables().at[0][place.slot];
+    pixel = at.n * t.stride[0] + at.row * t.stride[2] + at.column * t.stride[3];
+  }
   return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + pixel + (kN > 1 ? channel : channel * t.stride[1]));
 }
 
@@ -78,28 +117,36 @@ __device__ __forceinline__ int takers_in_use(const SumPlan& plan, const SumList&
 }
 
 // use(places, load(place) of each) for the thread's pixels of part blockIdx.x of `parts`, kBatch of them at a time:
-// their loads are under way together. What is loaded of no pixel is zeros.
+// their loads are under way together. What is loaded of no pixel is zeros. For all threads of the CTA.
 template <int kBatch, class Load, class Use>
 __device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
                                          const SumList& list, int parts, const Load& load, const Use& use) {
-  if (!thread.taken) return;
   const TensorView& x = as_conv.y;
-  const int count = list.count;
+  PixelTables& tables = pixel_tables();
   const int64_t entries = list.entries, each = (entries + parts - 1) / parts;
   const int64_t begin = each * blockIdx.x, end = min(begin + each, entries);
-  for (int64_t first = begin + thread.lane; first < end; first += kBatch * thread.lanes) {
-    Place places[kBatch];
-    decltype(load(places[0])) loaded[kBatch] = {};
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int64_t entry = first + k * thread.lanes;
-      Place& place = places[k];
-      place.at = portable::locate_pixel(as_conv, plan.list, entry < end ? entry : first, count);
-      if (entry >= end) place.at.n = -1;
-      place.offset = place.at.n * x.stride[0] + place.at.row * x.stride[2] + place.at.column * x.stride[3];
-      if (place.at.n >= 0) loaded[k] = load(place);
+  int table = 0;
+  for (int64_t first = begin; first < end; first += kSumThreads, table ^= 1) {
+    const int pixels = static_cast<int>(min(end - first, int64_t{kSumThreads}));
+    if (static_cast<int>(threadIdx.x) < pixels) {
+      const portable::Pixel at = portable::locate_pixel(as_conv, plan.list, first + threadIdx.x, list.count);
+      tables.at[table][threadIdx.x] = at;
+      tables.offset[table][threadIdx.x] =
+          at.n < 0 ? -1 : at.n * x.stride[0] + at.row * x.stride[2] + at.column * x.stride[3];
     }
-    use(places, loaded);
+    __syncthreads();  // all have left the other table, which is written next
+    if (!thread.taken) continue;
+    for (int pixel = static_cast<int>(thread.lane); pixel < pixels; pixel += kBatch * static_cast<int>(thread.lanes)) {
+      Place places[kBatch];
+      decltype(load(places[0])) loaded[kBatch] = {};
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int own = pixel + k * static_cast<int>(thread.lanes);
+        places[k] = {own < pixels ? tables.offset[table][own] : -1, table * kSumThreads + own};
+        if (places[k].in()) loaded[k] = load(places[k]);
+      }
+      use(places, loaded);
+    }
   }
 }
 
@@ -146,7 +193,7 @@ __global__ void __launch_bounds__(kSumThreads, 3)
       [&](const Place(&places)[4], const Word<T, kN>(&loaded)[4]) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          if (places[k].at.n < 0) continue;
+          if (!places[k].in()) continue;
 #pragma unroll
           for (int e = 0; e < kN; ++e) {
             const float v = to_float(loaded[k].channel[e]);

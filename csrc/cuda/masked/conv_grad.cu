@@ -1,12 +1,11 @@
-// sparse_conv2d_weight_grad on every CUDA device since sm_80: dW[K, (r, s, c)] = dy[pixels, K]^T x[pixels, (r, s, c)],
-// a GEMM whose reduction runs over the list's pixels and whose right operand is gathered from x.
+// sparse_conv2d_weight_grad on every CUDA device since sm_80: which kernel, and the one for what the others do not
+// take, float32 and channels that are no whole words.
 //
-// A CTA owns kTile output channels by kTile columns of one group, and a part of the list. A pipeline stage holds 32
-// pixels of both operands, a pixel a row, in 16-byte words at position w ^ (row % 8) of their eight. Both operands lie
-// pixel by pixel, so that ldmatrix transposes both. float32 goes to the tensor cores as tf32, if that is allowed, or is
-// multiplied as it is.
-#include "cuda/capability.h"
-#include "cuda/masked/conv_grad.cuh"
+// dW[K, (r, s, c)] = dy[pixels, K]^T x[pixels, (r, s, c)] is a GEMM whose reduction runs over the list's pixels and
+// whose right operand is gathered from x. A CTA owns 64x64 of one group's, and a part of the list. A pipeline stage
+// holds 32 pixels of both operands, a pixel a row, in 16-byte words at position w ^ (row % 8). float32 goes to the
+// tensor cores as tf32, if that is allowed, or is multiplied as it is.
+#include "cuda/masked/conv_grad_finish.cuh"
 #include "cuda/masked/conv_grad_piece.cuh"
 
 namespace sbnet::portable {
@@ -25,41 +24,43 @@ struct alignas(16) Entry {
 
 struct GradPlan {
   GradParts parts;
+  PixelList list;
   Reduction columns;
   FastDiv tiles_m, tiles_n, channels;
   int32_t group_inputs, group_outputs;
   bool words_of_grad;  // may dy be read in 16-byte words?
 
-  GradPlan(const ConvWeightGradParams& p, const GradParts& parts, int tile, int unit_channels)
+  GradPlan(const ConvWeightGradParams& p, const GradParts& parts, int unit_channels)
       : parts(parts),
+        list(p.conv),
         columns(p.conv, p.conv.weight.size[1], unit_channels),
-        tiles_m((p.conv.weight.size[0] / p.conv.groups + tile - 1) / tile),
-        tiles_n((parts.columns + tile - 1) / tile),
+        tiles_m((p.conv.weight.size[0] / p.conv.groups + 63) / 64),
+        tiles_n((parts.columns + 63) / 64),
         channels(p.conv.weight.size[1]),
         group_inputs(static_cast<int32_t>(p.conv.weight.size[1])),
         group_outputs(static_cast<int32_t>(p.conv.weight.size[0] / p.conv.groups)),
         words_of_grad(false) {}
 };
 
-// kTile x kTile of dW. Four warps, two by two, of 32 x 32 each; or eight, two by four, of 64 x 32.
-template <class T, int kTile, bool kElements>
+// Four warps, two by two, of 32 x 32 each.
+constexpr int kTile = 64, kThreads = 128;
+template <class T>
 struct GradTile {
-  static constexpr int kThreads = kTile == 128 ? 256 : 128;
   static constexpr int kRowBytes = kTile * static_cast<int>(sizeof(T));
   static constexpr int kStage = kChunk * kRowBytes;  // of one operand
   static constexpr int kWords = kRowBytes / 16, kRowsPerPass = kThreads / kWords, kPasses = kChunk / kRowsPerPass;
   static constexpr int kTables = kStages + 1;
-  static constexpr int kEntries = 2 * kStages * kStage;
-  static constexpr int kBytes = kEntries + kTables * kChunk * static_cast<int>(sizeof(Entry));
-  // What the parts of a cluster tell one another lies where the stages were, the biases where the tables were.
-  static_assert(kTile * kTile * 4 <= kEntries && kTile * 4 <= kBytes - kEntries);
+  static constexpr int kTablesAt = 2 * kStages * kStage;
+  static constexpr int kBytes = kTablesAt + kTables * kChunk * static_cast<int>(sizeof(Entry));
+  // The sums of a cluster's parts lie where the stages were, the biases where the tables were.
+  static_assert(sums_bytes(kTile, kTile) <= kTablesAt && kTile * 4 <= kBytes - kTablesAt);
   static_assert(kPasses >= 1 && kBytes <= 99 * 1024, "the least that a device since sm_80 has");
 };
 
 // Fetches a thread's word of each of its rows.
-template <class T, int kTile, bool kElements>
+template <class T, bool kElements>
 struct GradLoader {
-  using Tile = GradTile<T, kTile, kElements>;
+  using Tile = GradTile<T>;
   static constexpr int kUnits = kElements ? kLanes<T> : 1;
   const Conv2dParams& p;
   const GradPlan& plan;
@@ -114,71 +115,31 @@ struct GradLoader {
   }
 };
 
-// The parts of a cluster add theirs in order: each some rows of the tile, the first the biases.
-template <int kTile, int kThreads, class Put, class PutBias>
-__device__ __forceinline__ void add_in_cluster(const float* own, const float* biases, int parts, bool with_bias,
-                                               const Put& put, const PutBias& put_bias) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto meet = [] {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-  };
-  const auto read = [](const float* mine, int rank) {
-    uint32_t there;
-    float value;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(mine)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-    return value;
-  };
-  meet();
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  const int rows = kTile / parts;
-  for (int e = threadIdx.x; e < rows * kTile; e += kThreads) {
-    const int m = static_cast<int>(rank) * rows + e / kTile, n = e % kTile;
-    float values[8], sum = 0.f;
-#pragma unroll
-    for (int q = 0; q < 8; ++q) values[q] = q < parts ? read(own + m * kTile + n, q) : 0.f;
-#pragma unroll
-    for (int q = 0; q < 8; ++q) sum += values[q];
-    put(m, n, sum);
-  }
-  if (with_bias && rank == 0 && static_cast<int>(threadIdx.x) < kTile) {
-    float sum = 0.f;
-    for (int q = 0; q < parts; ++q) sum += read(biases + threadIdx.x, q);
-    put_bias(threadIdx.x, sum);
-  }
-  meet();  // nobody leaves while others read
-#endif
-}
-
-template <class T, Math kMath, int kTile, bool kElements>
-__global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3)
+template <class T, Math kMath, bool kElements>
+__global__ void __launch_bounds__(kThreads, 3)
     conv_grad_kernel(const __grid_constant__ ConvWeightGradParams params, const __grid_constant__ GradPlan plan,
                      float* workspace) {
-  using Tile = GradTile<T, kTile, kElements>;
+  using Tile = GradTile<T>;
   extern __shared__ __align__(128) char smem[];
   const Conv2dParams& p = params.conv;
   const int warp = threadIdx.x / 32;
-  const int m0 = kTile == 128 ? warp / 4 * 64 : warp / 2 * 32, n0 = kTile == 128 ? warp % 4 * 32 : warp % 2 * 32;
+  const int m0 = warp / 2 * 32, n0 = warp % 2 * 32;
 
-  uint32_t rest, tile_n, group, tile_m;
-  plan.tiles_n.divmod(blockIdx.x, &rest, &tile_n);
-  plan.tiles_m.divmod(rest, &group, &tile_m);
-  const int64_t k = int64_t{tile_m} * kTile;
-  const int column = static_cast<int>(tile_n) * kTile;
-  const GradLoader<T, kTile, kElements> loader(p, plan, static_cast<int>(group), k, column);
+  const GradCta cta(plan.parts, plan.tiles_m, plan.tiles_n);
+  const int64_t k = int64_t{cta.tile_m} * kTile;
+  const int column = static_cast<int>(cta.tile_n) * kTile;
+  const GradLoader<T, kElements> loader(p, plan, static_cast<int>(cta.group), k, column);
 
   grid_dependency_wait();
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
-  const PartRange range = range_of_part(plan.parts, count, static_cast<int>(blockIdx.y));
+  const PartRange range = range_of_part(plan.parts, count, cta.part);
   const int64_t steps = range.end - range.begin;
-  const bool last = plan.parts.stored() == 1;  // is what is found here the gradient itself?
-  if (steps <= 0 && plan.parts.cluster == 1 && !last) return;
+  if (steps <= 0 && plan.parts.cluster == 1 && plan.parts.stored() > 1) return;
 
-  Entry* const tables = reinterpret_cast<Entry*>(smem + Tile::kEntries);
+  Entry* const tables = reinterpret_cast<Entry*>(smem + Tile::kTablesAt);
   const auto tabulate = [&](int64_t step) {
     if (threadIdx.x >= kChunk || step >= steps) return;
-    const Pixel pixel = locate_pixel(p, plan.parts.list, (range.begin + step) * kChunk + threadIdx.x, count);
+    const Pixel pixel = locate_pixel(p, plan.list, (range.begin + step) * kChunk + threadIdx.x, count);
     Entry& to = tables[step % Tile::kTables * kChunk + threadIdx.x];
     to.source = source_of<T>(p, pixel);
     to.grad = pixel.n < 0 ? -1 : pixel_offset(p.y, pixel) * static_cast<int>(sizeof(T));
@@ -191,11 +152,10 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
     cp_async_commit();
   };
 
-  constexpr int kM = kTile == 128 ? 4 : 2;
-  std::conditional_t<kMath == Math::kFloat, FloatPiece, Piece<T, kMath, kM, 4>> piece;
+  std::conditional_t<kMath == Math::kFloat, FloatPiece, Piece<T, kMath, 2, 4>> piece;
   piece.clear();
   float bias = 0.f;
-  const bool with_bias = params.bias && tile_n == 0 && static_cast<int>(threadIdx.x) < kTile;
+  const bool with_bias = params.bias && cta.tile_n == 0;
 
   for (int s = 0; s < kStages; ++s) tabulate(s);
   __syncthreads();
@@ -211,7 +171,7 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
 #pragma unroll
     for (int row = 0; row < kChunk; row += kRows) piece.template multiply<Tile::kRowBytes>(grad, x, row, m0, n0);
     piece.end_stage();
-    if (with_bias) {
+    if (with_bias && threadIdx.x < kTile) {
       constexpr int kIn = kLanes<T>;
       float sum = 0.f;
 #pragma unroll 8
@@ -222,34 +182,26 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
     }
   }
   cp_async_wait<0>();
+  __syncthreads();            // all are done with the stages
   grid_dependency_release();  // not before: who waits for the parts takes room that tiles could have
 
-  const int stored = static_cast<int>(blockIdx.y) / plan.parts.cluster;
-  const int64_t first = int64_t{group} * plan.group_outputs + k;  // output channel
-  const auto put = [&](int m, int n, float sum) {
-    if (k + m >= plan.group_outputs || column + n >= plan.parts.columns) return;
-    if (!last)
-      plan.parts.sums(workspace, stored)[(first + m) * plan.parts.columns + column + n] = sum;
-    else if (params.weight.dtype == DType::kF32)
-      store_gradient<float>(params.weight, plan.channels, plan.columns.taps_per_row, first + m, column + n, sum);
-    else
-      store_gradient<T>(params.weight, plan.channels, plan.columns.taps_per_row, first + m, column + n, sum);
+  float* const biases = reinterpret_cast<float*>(smem + Tile::kTablesAt);
+  if (with_bias) {
+    if (threadIdx.x < kTile) biases[threadIdx.x] = bias;
+    __syncthreads();
+  }
+  const GradSink<T> sink = {
+      params, plan.parts, plan.channels, plan.columns.taps_per_row, workspace, cta.part / plan.parts.cluster};
+  const int64_t first = static_cast<int64_t>(cta.group) * plan.group_outputs + k;  // output channel
+  const auto put = [&](int m, int n, const float (&sums)[4]) {
+    if (k + m < plan.group_outputs && column + n < plan.parts.columns)
+      sink.put(first + m, static_cast<uint32_t>(column + n), sums);
   };
   const auto put_bias = [&](int m, float sum) {
-    if (k + m >= plan.group_outputs) return;
-    (last ? params.bias : plan.parts.biases(workspace, stored, p.weight.size[0]))[first + m] = sum;
+    if (k + m < plan.group_outputs) sink.put_bias(first + m, sum);
   };
-  if (plan.parts.cluster == 1) {
-    piece.each(m0, n0, put);
-    if (with_bias) put_bias(threadIdx.x, bias);
-    return;
-  }
-  __syncthreads();  // all are done with the stages
-  float* const own = reinterpret_cast<float*>(smem);
-  float* const biases = reinterpret_cast<float*>(smem + Tile::kEntries);
-  piece.each(m0, n0, [&](int m, int n, float sum) { own[m * kTile + n] = sum; });
-  if (with_bias) biases[threadIdx.x] = bias;
-  add_in_cluster<kTile, Tile::kThreads>(own, biases, plan.parts.cluster, params.bias && tile_n == 0, put, put_bias);
+  const auto each = [&](const auto& visit) { piece.each(m0, n0, visit); };
+  finish_tile<kTile, kTile, kThreads>(smem, biases, plan.parts, cta.part, with_bias, each, put, put_bias);
 }
 
 // ---- host
@@ -262,106 +214,95 @@ bool in_words(const Conv2dParams& p) {
   return channels_vectorize(p.x) && p.weight.size[1] % (16 / dtype_size(p.x.dtype)) == 0 && words_of_grad(p);
 }
 
-// The wide tile reads both operands half as often.
-int tile_of(const ConvWeightGradParams& p) {
-  const Conv2dParams& c = p.conv;
-  const int64_t outputs = c.weight.size[0] / c.groups, columns = c.weight.size[1] * c.weight.size[2] * c.weight.size[3];
-  if (c.x.dtype == DType::kF32 || !in_words(c) || outputs <= 64 || columns <= 64) return 64;
-  // How much of the tiles is in use.
-  const auto use = [&](int64_t tile) {
-    const int64_t m = (outputs + tile - 1) / tile * tile, n = (columns + tile - 1) / tile * tile;
-    return static_cast<double>(outputs) * columns / (static_cast<double>(m) * n);
-  };
-  return use(128) >= 0.8 * use(64) ? 128 : 64;
+int64_t tiles_of(const ConvWeightGradParams& p) {
+  const int64_t outputs = p.conv.weight.size[0] / p.conv.groups;
+  const int64_t columns = p.conv.weight.size[1] * p.conv.weight.size[2] * p.conv.weight.size[3];
+  return p.conv.groups * ((outputs + kTile - 1) / kTile) * ((columns + kTile - 1) / kTile);
 }
 
-GradParts gemm_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
-  const int64_t tile = tile_of(p), outputs = p.conv.weight.size[0] / p.conv.groups;
-  const int64_t columns = p.conv.weight.size[1] * p.conv.weight.size[2] * p.conv.weight.size[3];
-  const int64_t tiles = p.conv.groups * ((outputs + tile - 1) / tile) * ((columns + tile - 1) / tile);
-  GradParts parts(p, tiles, wanted_ctas(device, tile == 128 ? 2 : 3), kChunk, kLeastChunks);
+GradParts elements_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
+  const int64_t tiles = tiles_of(p);
+  GradParts parts(p, PixelList(p.conv).pixels_per_block, (int64_t{3} * device.sm_count + tiles - 1) / tiles, kChunk,
+                  kLeastChunks);
   if (has_clusters(device)) parts.join();
   return parts;
 }
 
-template <class T, Math kMath, int kTile, bool kElements>
+template <class T, Math kMath, bool kElements>
 Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
               cudaStream_t stream) {
-  using Tile = GradTile<T, kTile, kElements>;
-  GradPlan plan(p, parts, kTile, kElements ? 1 : kLanes<T>);
+  using Tile = GradTile<T>;
+  GradPlan plan(p, parts, kElements ? 1 : kLanes<T>);
   plan.words_of_grad = words_of_grad(p.conv);
-  const int64_t tiles = int64_t{plan.tiles_m.divisor} * plan.tiles_n.divisor * p.conv.groups;
-  SBNET_CHECK(tiles <= INT32_MAX / 2 && parts.most < 65536, "%s: weight: expected at most 2^30 tiles, got %lld",
-              kGradOp, static_cast<long long>(tiles));
-  SBNET_TRY((allow_shared<conv_grad_kernel<T, kMath, kTile, kElements>>(kGradOp, device, Tile::kBytes)));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(parts.most));
-  config.blockDim = dim3(Tile::kThreads);
-  config.dynamicSmemBytes = Tile::kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {1, static_cast<unsigned>(parts.cluster), 1};
-  config.attrs = attributes;
-  config.numAttrs = !has_clusters(device) ? 0 : parts.cluster > 1 ? 2 : 1;
-  SBNET_CUDA_TRY(kGradOp,
-                 cudaLaunchKernelEx(&config, conv_grad_kernel<T, kMath, kTile, kElements>, p, plan, workspace));
-  return ok_status();
+  return launch_grad<conv_grad_kernel<T, kMath, kElements>>(p, plan, parts, tiles_of(p), kThreads, Tile::kBytes,
+                                                            workspace, device, stream);
 }
 
 template <class T, Math kMath>
 Status launch_math(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
                    cudaStream_t stream) {
-  if (!in_words(p.conv)) return launch<T, kMath, 64, true>(p, parts, workspace, device, stream);
-  if constexpr (kMath == Math::kHalf)
-    if (tile_of(p) == 128) return launch<T, kMath, 128, false>(p, parts, workspace, device, stream);
-  return launch<T, kMath, 64, false>(p, parts, workspace, device, stream);
+  if (!in_words(p.conv)) return launch<T, kMath, true>(p, parts, workspace, device, stream);
+  return launch<T, kMath, false>(p, parts, workspace, device, stream);
+}
+
+Status launch_elements_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
+                            const DeviceInfo& device, cudaStream_t stream) {
+  return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
+    using T = decltype(t);
+    if constexpr (sizeof(T) == 2)
+      return launch_math<T, Math::kHalf>(p, parts, workspace, device, stream);
+    else
+      return p.conv.allow_tf32 ? launch_math<T, Math::kTf32>(p, parts, workspace, device, stream)
+                               : launch_math<T, Math::kFloat>(p, parts, workspace, device, stream);
+  });
+}
+
+// First match wins.
+const GradKernel& kernel_of(const ConvWeightGradParams& p) {
+  if (is_depthwise(p.conv.weight, p.conv.groups)) return kGradDepthwise;
+  if (grad_cells_takes(p)) return kGradCells;
+  if (grad_rows_takes(p)) return kGradRows;
+  return grad_few_takes(p) ? kGradFew : kGradElements;
+}
+
+// With strides in whole words even of dimensions that have one element.
+ConvWeightGradParams regular(const ConvWeightGradParams& params) {
+  ConvWeightGradParams p = params;
+  for (TensorView* t : {&p.conv.x, &p.conv.y}) {
+    const PixelStrides s = pixel_strides(*t);
+    if (channels_vectorize(*t)) t->stride[0] = s.n, t->stride[2] = s.y, t->stride[3] = s.x;
+  }
+  return p;
 }
 
 }  // namespace
+
+const GradKernel kGradElements = {elements_parts, launch_elements_grad};
 
 }  // namespace sbnet::portable
 
-namespace {
-bool lanewise(const sbnet::ConvWeightGradParams& p) { return sbnet::is_depthwise(p.conv.weight, p.conv.groups); }
-
-sbnet::portable::GradParts parts_of(const sbnet::ConvWeightGradParams& p, const sbnet::DeviceInfo& device) {
-  return lanewise(p) ? sbnet::portable::depthwise_parts(p, device) : sbnet::portable::gemm_parts(p, device);
-}
-}  // namespace
-
-int64_t sbnet_sparse_conv2d_weight_grad_workspace_bytes_cuda(const sbnet::ConvWeightGradParams* p) {
+int64_t sbnet_sparse_conv2d_weight_grad_workspace_bytes_cuda(const sbnet::ConvWeightGradParams* params) {
   using namespace sbnet;
+  using namespace sbnet::portable;
   DeviceInfo device = {};
-  if (!current_device(portable::kGradOp, &device).ok()) return 0;  // the launch says so
-  const portable::GradParts parts = parts_of(*p, device);
-  return lanewise(*p) || parts.stored() > 1 ? 4 * parts.workspace_floats(p->conv.weight.size[0]) : 0;
+  if (!current_device(kGradOp, &device).ok()) return 0;  // the launch says so
+  const GradKernel& kernel = kernel_of(*params);
+  const GradParts parts = kernel.parts(*params, device);
+  return parts.stored() > 1 || &kernel == &kGradDepthwise ? 4 * parts.workspace_floats(params->conv.weight.size[0]) : 0;
 }
 
 sbnet::Status sbnet_sparse_conv2d_weight_grad_cuda(const sbnet::ConvWeightGradParams* params, void* workspace,
                                                    void* stream_handle) {
   using namespace sbnet;
   using namespace sbnet::portable;
-  const ConvWeightGradParams& p = *params;
-  SBNET_TRY(validate(p));
+  SBNET_TRY(validate(*params));
   DeviceInfo device;
   SBNET_TRY(current_device(kGradOp, &device));
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
+  const GradKernel& kernel = kernel_of(*params);
+  const ConvWeightGradParams p = regular(*params);
+  const GradParts parts = kernel.parts(p, device);
   float* const sums = static_cast<float*>(workspace);
-  const GradParts parts = parts_of(p, device);
-  if (lanewise(p)) {
-    SBNET_TRY(launch_grad_depthwise(p, sums, device, stream));
-  } else {
-    SBNET_TRY(by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
-      using T = decltype(t);
-      if constexpr (sizeof(T) == 2)
-        return launch_math<T, Math::kHalf>(p, parts, sums, device, stream);
-      else
-        return p.conv.allow_tf32 ? launch_math<T, Math::kTf32>(p, parts, sums, device, stream)
-                                 : launch_math<T, Math::kFloat>(p, parts, sums, device, stream);
-    }));
-  }
-  return lanewise(p) || parts.stored() > 1 ? add_parts(p, parts, sums, device, stream) : ok_status();
+  SBNET_TRY(kernel.launch(p, parts, sums, device, stream));
+  return parts.stored() > 1 || &kernel == &kGradDepthwise ? add_parts(p, parts, sums, device, stream) : ok_status();
 }

@@ -7,37 +7,47 @@
 // list gives the same bits.
 #pragma once
 #include "core/masked/conv_grad.h"
+#include "cuda/capability.h"
 #include "cuda/masked/conv_portable.cuh"
+#include "cuda/products.cuh"
 
 namespace sbnet::portable {
 
 constexpr const char* kGradOp = "sparse_conv2d_weight_grad";
 
 struct GradParts {
-  PixelList list;
-  int32_t most;         // parts
-  int32_t cluster = 1;  // parts that are added before they are stored: a divisor of `most`
-  int32_t chunk;        // pixels
-  int32_t part_chunks;  // that a part has at least
-  int64_t columns;      // R * S * C/groups
-  int64_t elements;     // K * columns
+  int64_t block_pixels;  // list entries of a block
+  int32_t most;          // parts
+  int32_t cluster = 1;   // parts that are added before they are stored: a divisor of `most`
+  int32_t chunk;         // entries
+  int32_t part_chunks;   // that a part has at least
+  int64_t columns;       // R * S * C/groups
+  int64_t elements;      // K * columns
   bool with_bias;
+  bool packed, quads;  // is the gradient float32, packed as [K, R, S, C/groups]? May four neighbours be stored as one?
 
-  GradParts(const ConvWeightGradParams& p, int64_t tiles, int64_t wanted_ctas, int chunk_pixels, int least_chunks)
-      : list(p.conv), chunk(chunk_pixels), part_chunks(least_chunks), with_bias(p.bias) {
+  GradParts(const ConvWeightGradParams& p, int64_t block_pixels, int64_t parts, int chunk_pixels, int least_chunks)
+      : block_pixels(block_pixels), chunk(chunk_pixels), part_chunks(least_chunks), with_bias(p.bias) {
     const Conv2dParams& c = p.conv;
     columns = c.weight.size[1] * c.weight.size[2] * c.weight.size[3];
     elements = c.weight.size[0] * columns;
-    const int64_t chunks = list.tiles(c.active.capacity, chunk), room = (int64_t{256} << 20) / (4 * elements);
-    const int64_t parts = std::min(
-        {(wanted_ctas + tiles - 1) / tiles, (chunks + least_chunks - 1) / least_chunks, std::max<int64_t>(room, 1)});
+    const int64_t room = (int64_t{256} << 20) / (4 * elements);
+    parts = std::min({parts, (chunks(c.active.capacity) + least_chunks - 1) / least_chunks, room});
+    const TensorView& w = p.weight;
+    const int64_t strides[4] = {columns, 1, w.size[3] * w.size[1], w.size[1]};
+    packed = w.dtype == DType::kF32 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+    for (int d = 0; d < 4; ++d) packed &= w.size[d] == 1 || w.stride[d] == strides[d];
     most = static_cast<int32_t>(std::max<int64_t>(parts, 1));
+    cut();
   }
-  // Adds up to eight parts in a cluster.
+  void cut() { quads = columns % 4 == 0 && (stored() > 1 || packed); }
+  // Adds up to four parts in a cluster: clusters of eight would not fill all of a device's multiprocessors.
   void join() {
-    cluster = most >= 6 ? 8 : most >= 3 ? 4 : most;
-    most = std::max((most + cluster / 2) / cluster, 1) * cluster;
+    cluster = most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    most -= most % cluster;
+    cut();
   }
+  __host__ __device__ int64_t chunks(int64_t blocks) const { return (blocks * block_pixels + chunk - 1) / chunk; }
   __host__ __device__ int32_t stored() const { return most / cluster; }
   int64_t workspace_floats(int64_t K) const { return stored() * (elements + (with_bias ? K : 0)); }
   __device__ __forceinline__ float* sums(float* workspace, int part) const { return workspace + part * elements; }
@@ -55,18 +65,15 @@ __device__ __forceinline__ int64_t chunks_of_part(const GradParts& parts, int64_
   return even > parts.part_chunks ? even : parts.part_chunks;
 }
 __device__ __forceinline__ PartRange range_of_part(const GradParts& parts, int count, int part) {
-  const int64_t chunks = parts.list.tiles(count, parts.chunk), each = chunks_of_part(parts, chunks);
+  const int64_t chunks = parts.chunks(count), each = chunks_of_part(parts, chunks);
   const int64_t begin = min(part * each, chunks);
   return {begin, min(begin + each, chunks)};
 }
 // Of those that are stored.
 __device__ __forceinline__ int parts_in_use(const GradParts& parts, int count) {
-  const int64_t chunks = parts.list.tiles(count, parts.chunk);
+  const int64_t chunks = parts.chunks(count);
   return chunks ? static_cast<int>((chunks - 1) / chunks_of_part(parts, chunks) / parts.cluster + 1) : 0;
 }
-
-// The CTAs that fill the device twice.
-inline int64_t wanted_ctas(const DeviceInfo& device, int per_sm) { return int64_t{device.sm_count} * per_sm; }
 
 // One element of the gradient: output channel k, column (r, s, c).
 template <class T>
@@ -84,9 +91,30 @@ __device__ __forceinline__ void store_gradient(const TensorView& weight, const F
 Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,
                  const DeviceInfo& device, cudaStream_t stream);
 
-// One input channel a group: conv_grad_depthwise.cu.
-GradParts depthwise_parts(const ConvWeightGradParams& p, const DeviceInfo& device);
-Status launch_grad_depthwise(const ConvWeightGradParams& p, float* workspace, const DeviceInfo& device,
-                             cudaStream_t stream);
+// Parts so that CTAs fill the device once, two a multiprocessor; a few less, as whole clusters must find room.
+inline int64_t parts_for(const DeviceInfo& device, int64_t tiles) {
+  return std::max<int64_t>(2 * device.sm_count - 8, 1) / std::max<int64_t>(tiles, 1);
+}
+
+// May all pixels' places be told in 32 bits of words?
+inline bool grad_in_reach(const TensorView& t) { return pixel_strides(t).n * t.size[0] / 8 < INT32_MAX / 2; }
+
+// A kernel: how it cuts the list into parts, and its launch, with a workspace for those that are stored.
+struct GradKernel {
+  GradParts (*parts)(const ConvWeightGradParams& p, const DeviceInfo& device);
+  Status (*launch)(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
+                   cudaStream_t stream);
+};
+// One input channel a group.
+extern const GradKernel kGradDepthwise;
+// float16 and bfloat16 in whole words of channels: 3x3 with a stride of 1 or 2 by cells of 8x8 pixels; all others.
+extern const GradKernel kGradCells, kGradRows;
+// The same, with few input channels of any layout.
+extern const GradKernel kGradFew;
+bool grad_few_takes(const ConvWeightGradParams& p);
+bool grad_cells_takes(const ConvWeightGradParams& p);
+bool grad_rows_takes(const ConvWeightGradParams& p);
+// The rest: float32, as tf32 or as it is, and channels that are no whole words.
+extern const GradKernel kGradElements;
 
 }  // namespace sbnet::portable

@@ -15,6 +15,7 @@ struct alignas(sizeof(T) * N) Channels {
 
 struct DepthwisePlan {
   GradParts parts;
+  PixelList list;
   FastDiv multiplier;     // output channels of an input channel
   FastDiv column_groups;  // groups of kTaps taps of a row
   int32_t words;          // of the output channels
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 
   float sums[kTaps][kN] = {}, bias[kN] = {};
   for (int64_t entry = range.begin * plan.parts.chunk + warp; entry < range.end * plan.parts.chunk; entry += kWarps) {
-    const Pixel pixel = locate_pixel(p, plan.parts.list, entry, count);
+    const Pixel pixel = locate_pixel(p, plan.list, entry, count);
     if (pixel.n < 0) continue;
     const Channels<T, kN> dy = *reinterpret_cast<const Channels<T, kN>*>(grad + pixel_offset(p.y, pixel));
 #pragma unroll
@@ -109,7 +110,7 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
   const int64_t words = c.weight.size[0] / kN;
   SBNET_CHECK(rows < 65536 && words <= INT32_MAX / 2, "%s: weight: expected fewer than 65536 rows of taps, got %lld",
               kGradOp, static_cast<long long>(rows));
-  const DepthwisePlan plan = {parts, FastDiv(c.weight.size[0] / c.groups), FastDiv(groups),
+  const DepthwisePlan plan = {parts, PixelList(c), FastDiv(c.weight.size[0] / c.groups), FastDiv(groups),
                               static_cast<int32_t>(words)};
   const dim3 grid(static_cast<unsigned>((words + 31) / 32), static_cast<unsigned>(parts.most),
                   static_cast<unsigned>(rows));
@@ -118,18 +119,16 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
   return ok_status();
 }
 
-}  // namespace
-
 GradParts depthwise_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
   const Conv2dParams& c = p.conv;
   const int64_t taps = taps_of(c), words = c.weight.size[0] / lanes_of(c);
   const int64_t tiles = (words + 31) / 32 * c.weight.size[2] * ((c.weight.size[3] + taps - 1) / taps);
-  return GradParts(p, tiles, wanted_ctas(device, 16), kWarps, kLeastPixels / kWarps);
+  const int64_t wanted = int64_t{device.sm_count} * 16;
+  return GradParts(p, PixelList(c).pixels_per_block, (wanted + tiles - 1) / tiles, kWarps, kLeastPixels / kWarps);
 }
 
-Status launch_grad_depthwise(const ConvWeightGradParams& p, float* workspace, const DeviceInfo& device,
-                             cudaStream_t stream) {
-  const GradParts parts = depthwise_parts(p, device);
+Status launch_depthwise_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
+                             const DeviceInfo& device, cudaStream_t stream) {
   return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
     using T = decltype(t);
     const auto run = [&](auto n) -> Status {
@@ -150,5 +149,9 @@ Status launch_grad_depthwise(const ConvWeightGradParams& p, float* workspace, co
     return in_pairs(p.conv) ? run(std::integral_constant<int, 2>()) : run(std::integral_constant<int, 1>());
   });
 }
+
+}  // namespace
+
+const GradKernel kGradDepthwise = {depthwise_parts, launch_depthwise_grad};
 
 }  // namespace sbnet::portable

@@ -1,18 +1,12 @@
 // What a warp of a weight gradient's tile sums: products of two stages that lie pixel by pixel.
 #pragma once
 #include "cuda/common.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/products.cuh"
 
 namespace sbnet::portable {
 namespace {
 
 enum class Math { kHalf, kTf32, kFloat };
-
-__device__ __forceinline__ void load_transposed_x4(uint32_t shared, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared));
-}
 
 // Sums of a warp's piece of the tile, kM x 16 by kN x 8.
 template <class T, Math kMath, int kM, int kN>
@@ -38,12 +32,12 @@ struct Piece {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         const int word = m0 / 8 + m * 2 + lane / 8 % 2;
-        load_transposed_x4(shared_address(grad) + row_a * kRowBytes + ((word ^ (lane % 8)) << 4), a[m]);
+        load_matrix_x4_transposed(shared_address(grad) + row_a * kRowBytes + ((word ^ (lane % 8)) << 4), a[m]);
       }
 #pragma unroll
       for (int n = 0; n < kN / 2; ++n) {
         const int word = n0 / 8 + n * 2 + lane / 16;
-        load_transposed_x4(shared_address(x) + row_b * kRowBytes + ((word ^ (lane % 8)) << 4), b[n]);
+        load_matrix_x4_transposed(shared_address(x) + row_b * kRowBytes + ((word ^ (lane % 8)) << 4), b[n]);
       }
 #pragma unroll
       for (int m = 0; m < kM; ++m)

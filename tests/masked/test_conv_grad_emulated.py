@@ -1,0 +1,113 @@
+"""Kernels of weight gradients on the CPU (test_emulator.py says how), against PyTorch."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from masked.test_emulator import launch
+
+from sbnet import BlockGrid, fringe
+from sbnet.geometry import conv_output_size
+from support.emulator import CSRC, TOOLS, emulated_library
+from support.helpers import assert_as_accurate_as_torch, poison, random_active, tensor
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    names = ("masked/conv", "masked/conv_query", "masked/conv_grad", "grid", "layer", "memory", "settled", "through")
+    units = [TOOLS / "entry_grad.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
+    kernels = [CSRC / f"cuda/masked/conv_grad{name}.cu" for name in ("", "_add", "_cells", "_few", "_rows")]
+    return emulated_library(tmp_path_factory, "conv_grad", [*kernels, CSRC / "cuda/capability.cu"], units)
+
+
+CELLS, ROWS, FEW, REST = range(4)
+# kernel, channels, filters, taps, stride, padding, dilation, groups, block
+LAYERS = {
+    "3x3": (CELLS, 40, 72, 3, 1, 1, 1, 1, 8),
+    "3x3, cells that are not full": (CELLS, 16, 24, 3, 1, 1, 1, 1, (7, 12)),
+    "3x3, large blocks": (CELLS, 32, 32, 3, 1, 0, 1, 1, (8, 24)),
+    "3x3 stride 2": (CELLS, 24, 40, 3, 2, 1, 1, 1, 8),
+    "3x3 stride 2, few outputs": (CELLS, 8, 8, 3, 2, 2, 1, 1, (6, 8)),
+    "3x3 groups": (CELLS, 32, 48, 3, 1, 1, 1, 2, 8),
+    "1x1": (ROWS, 136, 72, 1, 1, 0, 1, 1, 8),
+    "1x1, few inputs": (ROWS, 48, 200, 1, 1, 0, 1, 1, (4, 8)),
+    "1x1, few outputs": (ROWS, 264, 24, 1, 1, 0, 1, 1, (3, 5)),
+    "1x1 stride 2": (ROWS, 16, 16, 1, 2, 1, 1, 1, 4),
+    "3x3, small blocks": (ROWS, 16, 24, 3, 1, 1, 1, 1, (2, 3)),
+    "3x3 dilated": (ROWS, 16, 16, 3, 1, 2, 2, 1, 8),
+    "5x5 groups": (ROWS, 16, 32, 5, 2, 2, 1, 2, 8),
+    "few channels": (FEW, 3, 72, 3, 1, 1, 1, 1, 8),
+    "few channels, 7x7 stride 2": (FEW, 3, 24, 7, 2, 3, 1, 1, (6, 8)),
+    "few channels, groups": (FEW, 10, 32, 3, 1, 2, 1, 2, 8),
+    "few channels, dilated": (REST, 3, 8, 3, 1, 2, 2, 1, 8),
+    "few channels, two tiles": (FEW, 4, 8, 7, 1, 3, 1, 1, 8),
+    "few channels, small blocks": (REST, 3, 20, 3, 1, 1, 1, 1, 2),
+    "outputs of no whole words": (REST, 8, 20, 3, 1, 1, 1, 1, 8),
+}
+
+
+def read_by(active, size, x_size, window):
+    """The pixels of x that windows of active pixels reach."""
+    inside = active.pixel_mask(size).double()
+    weight = torch.ones(1, 1, window["taps"], window["taps"], dtype=torch.float64)
+    made = torch.zeros(inside.shape[0], 1, *x_size, dtype=torch.float64, requires_grad=True)
+    y = F.conv2d(made, weight, None, window["stride"], window["padding"], window["dilation"])
+    return torch.autograd.grad(y, made, inside.expand_as(y))[0] > 0
+
+
+def emulate(library, layer, size, dtype, density, batch=1, bias=True, wide=True, multiprocessors=2, seed=1):
+    """Runs a weight gradient and checks it. What it must not read is NaN."""
+    which, channels, filters, taps, stride, padding, dilation, groups, block = layer
+    torch.manual_seed(seed)
+    window = {"taps": taps, "stride": stride, "padding": padding, "dilation": dilation}
+    out = conv_output_size(size, (taps, taps), *[[window[k]] * 2 for k in ("stride", "padding", "dilation")])
+    active = random_active(BlockGrid.cover(out, block), batch, density)
+    nan = torch.tensor(float("nan"), dtype=dtype)
+    x = torch.where(read_by(active, out, size, window), tensor((batch, channels, *size), dtype), nan)
+    dy = torch.where(active.pixel_mask(out), tensor((batch, filters, *out), dtype), nan)
+    x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
+    shape = (filters, channels // groups, taps, taps)
+    found = poison(shape, torch.float32 if wide else dtype, "cpu", "channels_last")
+    sums = torch.full((filters,), float("nan"))
+    tensors = {"x": x, "y": dy, "weight": found, "bias": sums if bias else None, "residual": None, "slope": None}
+    edge = fringe(active, active, out, 3, 1, 1)
+    assert launch(
+        library.emulate_conv_grad, active, edge, tensors, kernel=which, multiprocessors=multiprocessors, seed=seed,
+        k=filters, r=taps, s=taps, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        activation=int(wide),
+    ), "another kernel took it"  # fmt: skip
+
+    def gradient(to):
+        given = [torch.nan_to_num(t).to(to) for t in (x, dy)]
+        weight = torch.zeros(shape, dtype=to, requires_grad=True)
+        made = F.conv2d(given[0], weight, None, stride, padding, dilation, groups)
+        return torch.autograd.grad(made, weight, given[1])[0], given[1].sum((0, 2, 3))
+
+    exact, exact_bias = gradient(torch.float64)
+    theirs, theirs_bias = gradient(torch.float32)
+    assert_as_accurate_as_torch(found, theirs.to(found.dtype), exact, "weight")
+    if bias:
+        assert_as_accurate_as_torch(sums, theirs_bias, exact_bias, "bias")
+    return found
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_weight_gradients(emulated, name):
+    """Lists that are full, random, of few blocks and empty; parts that are added and that are alone."""
+    rng = random.Random(name)
+    for density in (1.0, 0.5, 0.2, 0.0):
+        more = {"size": (rng.randint(9, 20), rng.randint(9, 20)), "batch": rng.choice([1, 2]), "density": density}
+        more |= {"dtype": rng.choice([torch.float16, torch.bfloat16]), "multiprocessors": rng.choice([2, 5, 20])}
+        more |= {"bias": rng.random() < 0.7, "wide": rng.random() < 0.7, "seed": rng.randrange(2**31)}
+        try:
+            emulate(emulated, LAYERS[name], **more)
+        except AssertionError as error:
+            raise AssertionError(f"{more}: {error}") from error
+
+
+def test_bits_repeat(emulated):
+    for name in ("3x3", "1x1"):
+        more = {"size": (16, 16), "dtype": torch.float16, "density": 0.7, "multiprocessors": 8}
+        first, second = (emulate(emulated, LAYERS[name], **more) for _ in range(2))
+        assert torch.equal(first, second)

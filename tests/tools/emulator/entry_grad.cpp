@@ -1,0 +1,33 @@
+// What test_conv_grad_emulated.py calls.
+#include "conv_case.h"
+#include "core/masked/conv_grad.h"
+#include "cuda/common.cuh"
+#include "cuda/masked/conv_grad.cuh"
+
+namespace sbnet::portable {
+// Has a grid of three dimensions, which the emulator has not.
+const GradKernel kGradDepthwise = {};
+}  // namespace sbnet::portable
+
+extern "C" {
+
+// y: dy; weight and bias (or null) are written, bias as float32, weight as float32 if `activation` is set. kernel: the
+// one that is expected to take it, 0 by cells, 1 by rows, 2 of few channels, 3 the rest.
+__attribute__((visibility("default"))) int emulate_conv_grad(const Case* given, char* message, int64_t room) {
+  using namespace sbnet;
+  const Case& v = *given;
+  ConvWeightGradParams p = {};
+  p.conv.x = v.view(v.x, v.n, v.c, v.h, v.w), p.conv.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
+  p.weight = v.view(v.weight[0], v.k, v.c / v.groups, v.r, v.s), p.conv.weight = p.weight;
+  if (v.activation) p.weight.dtype = DType::kF32;
+  p.bias = static_cast<float*>(v.bias[0]), p.conv.active = v.active();
+  p.conv.groups = v.groups, p.conv.allow_tf32 = true;
+  for (int d = 0; d < 2; ++d)
+    p.conv.stride[d] = v.stride, p.conv.padding[d] = v.padding, p.conv.dilation[d] = v.dilation;
+  v.device();
+  if (v.kernel != (portable::grad_cells_takes(p) ? 0 : portable::grad_rows_takes(p) ? 1 : portable::grad_few_takes(p) ? 2 : 3)) return 1;
+  // NaN: what is not written shows.
+  std::vector<uint32_t> workspace(sbnet_sparse_conv2d_weight_grad_workspace_bytes_cuda(&p) / 4 + 1, 0x7fc00000);
+  return told(sbnet_sparse_conv2d_weight_grad_cuda(&p, workspace.data(), nullptr), message, room);
+}
+}
