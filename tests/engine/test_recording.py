@@ -219,7 +219,7 @@ def test_an_exception_discards_the_recording():
     assert torch.equal(out, F.max_pool2d(x, 3, 1, 1))
 
 
-def test_recordings_of_two_runs_do_not_mix():
+def test_nested_recordings_do_not_mix():
     x = torch.rand(1, 4, 16, 16).contiguous(memory_format=torch.channels_last)
     active = sbnet.reduce_mask(torch.ones(1, 16, 16), sbnet.BlockGrid.cover((16, 16), 8))
     outs, recordings = [torch.zeros_like(x) for _ in range(3)], [Recording(), Recording()]
