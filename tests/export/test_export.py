@@ -117,8 +117,7 @@ BLOCKS = sbnet.ConvLayout([([0, 2, 1, 3], [0, 1, 2]), ([2, 4, 5, 6, 7], [2, 3, 4
 
 
 def of_tokens(op: str, x, mask, active):
-    height, width = x.shape[2:]
-    rows = x.flatten(2).mT
+    (height, width), rows = x.shape[2:], x.flatten(2).mT
     match op:
         case "pack_tokens":
             return pack_tokens(active, (height, width), 1, 2), pack_tokens(active, (height, width), capacity=2000)
@@ -129,17 +128,15 @@ def of_tokens(op: str, x, mask, active):
             return y, apart, move_rows(y, 50, table=rows[:1, 20:23], lengths=packed.lengths // 40 + 3, start=2)
         case "pack_patches":
             size = (height // 8, width // 8)
-            few = sbnet.reduce_mask(mask[:, ::8, ::8].contiguous(), BlockGrid.cover(size, 1))
-            packed = pack_tokens(few, size)
+            packed = pack_tokens(sbnet.reduce_mask(mask[:, ::8, ::8].contiguous(), BlockGrid.cover(size, 1)), size)
             return pack_patches(x, packed.order, packed.lengths, (8, 8))
         case "merge_pixels":
             half = (height // 2, width // 2)
             few = sbnet.reduce_mask(F.max_pool2d(mask[:, None].float(), 2)[:, 0], BlockGrid.cover(half, 8))
             return merge_pixels(x, few, 2, [(0, 0), (1, 0), (0, 1), (1, 1)])
-    windows = torch.arange(1, height * width + 1, device=x.device).view(-1, 64)
-    options = {"heads": 1, "dim": 8, "value_dim": 8, "scale": 0.3}
-    y = window_attention(x, x, x, windows, windows, active, **options)
-    return y, window_attention(x, y, x, windows, windows, active, normalize=1e-3, k_fill=x[0, :, 0, 0], **options)
+    windows, options = torch.arange(1, 1281, device=x.device).view(-1, 64), {"heads": 1, "dim": 8, "value_dim": 8}
+    y = window_attention(x, x, x, windows, windows, active, scale=0.3, **options)
+    return y, window_attention(x, y, x, windows, windows, active, scale=0.3, normalize=1e-3, **options)
 
 
 class OneOp(nn.Module):
