@@ -146,8 +146,8 @@ NAMES = {
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    """PyTorch's own backward of the whole plane, on the gradient of active blocks. On a GPU it adds bilinear and bicubic
-    gradients by atomics, whose order changes: torch.use_deterministic_algorithms(True) asks for products instead."""
+    """PyTorch's own backward of the whole plane, on the gradient of active blocks. On a GPU it adds bilinear and
+    bicubic gradients by atomics, in any order: torch.use_deterministic_algorithms(True) asks for products instead."""
     (block_map,) = ctx.saved_tensors
     size, mode, align_corners, *ratios = ctx.how
     grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
@@ -157,7 +157,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     if all(isinstance(n, int) for n in (*size, *ctx.shape)) and not atomics:
         backward = getattr(_aten, NAMES[mode] + "_backward")
         return backward(grad, size, ctx.shape, *corners, *scales), *[None] * 9
-    # PyTorch's backward takes no symbolic sizes either: the weights of each axis as a matrix, from an identity's columns.
+    # It takes no symbolic sizes either. The weights of each axis as a matrix, from an identity's columns:
     forward, (height, width) = getattr(_aten, NAMES[mode]), ctx.shape[2:]
     wide = grad.float() if grad.dtype.itemsize == 2 else grad
     down = forward(torch.eye(height).to(wide)[None, :, :, None], [size[0], 1], *corners, scales[0], None)
