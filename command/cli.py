@@ -260,7 +260,10 @@ def info(
         bool, typer.Option("--ort-library", help="Print the path that ONNX Runtime registers, and nothing else.")
     ] = False,
     schemas: Annotated[
-        bool, typer.Option("--schemas", help="Print what ONNX Runtime's ops take and give, as JSON, and nothing else.")
+        bool,
+        typer.Option(
+            "--schemas", help="Print what ONNX Runtime's ops compute, take and give, as JSON, and nothing else."
+        ),
     ] = False,
     layer: Annotated[
         str | None,
@@ -291,7 +294,10 @@ def info(
         typer.echo(str(_library.KERNEL_LIBRARY))
         return
     if schemas:
-        typer.echo(json.dumps(_library.ort_schemas(), indent=2))
+        from sbnet.export import op_table
+
+        told = ({"name": op["name"], "doc": op_table.OPS[op["name"]].doc, **op} for op in _library.ort_schemas())
+        typer.echo(json.dumps(list(told), indent=2))
         return
     facts = machine.gather_info()
     if as_json:

@@ -20,6 +20,7 @@ def on_files(files: Any, config: Any) -> Any:
     for name, page in PAGES.items():
         text = _relinked((ROOT / name).read_text(), ROOT / name, page)
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "reference/onnx.md", content=_onnx_ops()))
     linked: set[Path] = set()
     for path in [*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in PAGES)]:
         targets = ((path.parent / link[2]).resolve() for link in LINK.finditer(path.read_text()))
@@ -29,9 +30,28 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def _onnx_ops() -> str:
+    """The ops of ONNX Runtime, as the library and the exporter say what they are."""
+    from sbnet.export.op_table import OPS
+
+    parts = ["# Ops of ONNX Runtime\n\nDomain `sbnet`, version 1: [what they share](../onnxruntime.md#ops)."]
+    for op in OPS.values():
+        takes, gives = (", ".join(f"`{name}` {kind}" for name, kind in side) for side in (op.inputs, op.outputs))
+        numbers = (
+            f"`{name}` ({told['type']}, {'required' if told.get('required') else told.get('default', 'optional')})"
+            for name, told in op.attributes.items()
+        )
+        kinds = "; ".join(f"{name}: {', '.join(found)}" for name, found in op.types.items())
+        parts.append(
+            f"## {op.name}\n\n{op.doc}\n\n- inputs (? optional): {takes}\n- outputs: {gives}\n"
+            f"- attributes: {', '.join(numbers) or 'none'}\n- types: {kinds or 'as said'}"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     here = page.file.src_uri
-    if here in PAGES.values():
+    if here in PAGES.values() or here == "reference/onnx.md":
         return markdown
     return _relinked(markdown, ROOT / "docs" / here, here)
 

@@ -1,4 +1,4 @@
-"""From ONNX to ONNX: what `sbnet sparsify` does with a model that somebody else wrote."""
+"""From ONNX to ONNX: what `sbnet sparsify` does with a model of another exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph pass on an exported model: zeros only where somebody reads them, as `sbnet.graph` finds."""
+"""Graph pass on an exported model: zeros only where they are read, as `sbnet.graph` finds."""
 
 from __future__ import annotations
 

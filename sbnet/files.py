@@ -21,7 +21,7 @@ class WriteError(OSError):
 class Part:
     """A file under a temporary name in the folder of `path`. `keep()` puts it on the disk and in its place, `drop()`
     removes it; what was at `path` before stays until then. A symbolic link at `path` is replaced, not followed. SIGTERM
-    and SIGHUP, where nobody else handles them, remove what is open.
+    and SIGHUP, where no other handler is set, remove what is open.
 
     A context manager: kept if it is left without an exception.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # imported only where there is a terminal
 
 PATIENCE = 3.0  # seconds until something is said
 _of_thread = threading.local()  # .line: what this thread is busy with
-_terminal = threading.Lock()  # held by whoever draws: two live displays would overwrite each other
+_terminal = threading.Lock()  # held while drawing: two live displays would overwrite each other
 
 
 class _Line:

@@ -71,7 +71,8 @@ def document(sessions: Mapping[str, Session], papers: Iterable[Session] | None =
     brief: without the machine's rates, of other forms only how much faster ours is than the fastest dense one, and
     without layers that were measured at fewer than three sparsities.
     """
-    parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values() if papers is None else papers)]
+    parts = [HEAD, *([] if brief else glance(sessions.values()))]
+    parts += paper_table(sessions.values() if papers is None else papers)
     for stem, session in sessions.items():
         parts.append(f"## {heading(session)}\n\n{conditions(stem, session, brief)}\n")
         for name, rows in by_name(sorted(session.rows, key=lambda row: GROUPS.index(row["group"]))).items():

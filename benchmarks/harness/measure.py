@@ -103,7 +103,7 @@ def measure(case: Case, timer: Timer, limits: dict[str, Any]) -> Row:
             except WrongResult as found:
                 if side.kind != "peer":
                     raise WrongResult(f"{name}: {found}") from None
-                wrong[name] = str(found)  # somebody else's fault: that side gets no time
+                wrong[name] = str(found)  # another library's fault: that side gets no time
         work.sides = {name: side for name, side in work.sides.items() if name not in wrong}
         machine, own = _cpu_seconds(), time.process_time()
         times = timer.medians(work.sides)

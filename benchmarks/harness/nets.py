@@ -226,4 +226,8 @@ NETWORKS |= {
 ON_CPU = "mobilenet_v2", "vgg16_bn", "fcn_resnet50", "U-Net", "repvgg_a0", "YOLOv8n-like"
 ON_CUDA = "U-Net", "YOLOv8n-like", "FPN-ResNet-50", "mobilenet_v3_large", "SRVGG", "deeplabv3_resnet50"
 WHOLE = "YOLOv8s-like", "mobilenet_v3_large", "convnext_tiny", "resnet50"  # of the group "networks"
-HELD_OUT = "efficientnet_v2_s", "regnet_y_3_2gf", "densenet121", "hrnet_w18", "repvit_m1_1"  # none is tuned for
+# None is tuned for.
+HELD_OUT = (
+    "efficientnet_v2_s", "regnet_y_3_2gf", "densenet121", "hrnet_w18", "repvit_m1_1", "FPN-ResNet-50", "U-Net",
+    "deeplabv3_resnet50",
+)  # fmt: skip

@@ -194,7 +194,7 @@ def _is_plain(function: Any, sizes: tuple[int, int, int, Any], device: Any, trac
     grid = torch.arange(batch, device=device)[:, None, None, None], torch.zeros((), dtype=torch.long, device=device)
     try:
         found = function(*grid, q[:, None], k)
-    except Exception:  # somebody's own, of numbers alone
+    except Exception:  # a user's function that takes numbers, not tensors
         return False
     causal, there = k <= q[:, None], k < first + q_length  # what a static cache has not written is hidden elsewhere
     return any(bool((found == wanted).logical_or(~there).all()) for wanted in (causal, torch.ones_like(causal)))

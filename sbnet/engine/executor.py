@@ -255,7 +255,7 @@ class Executor:
         def step(node: Node) -> None:
             self.step(node, env, get, lists)
 
-        if self._lasting and lists.lasting and "step" not in self.__dict__:  # else somebody looks at single nodes
+        if self._lasting and lists.lasting and "step" not in self.__dict__:  # else single nodes are profiled
             self._repeat(step, lists)
         else:
             self._each(step, aside)

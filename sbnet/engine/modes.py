@@ -64,7 +64,7 @@ class Turns:
         self._lock.release()
 
     def _in_child(self) -> None:
-        if self._lock.acquire(blocking=False):  # nobody's, or this thread's
+        if self._lock.acquire(blocking=False):  # free, or held by this thread
             self._lock.release()
         else:
             self._lock, self._cut_off = threading.RLock(), True

@@ -22,7 +22,7 @@ from sbnet.graph.token_rules import TokenRules
 from sbnet.graph.tokens import settle
 from sbnet.progress import step
 
-# The argument itself, in eval mode or for whoever asks only for values.
+# They return their argument, in eval mode or as far as values go.
 SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
 COPIES = {"clone", "lift_fresh_copy"}
 CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
@@ -181,7 +181,7 @@ class _Reader:
             self._written(node, schema, outputs)
 
     def _written(self, node: fx.Node, schema: Any, new: Any) -> None:
-        """After an op in place, whoever knows its argument reads its result."""
+        """After an op in place, the name of its argument stands for its result."""
         for argument, given in zip(schema.arguments, node.args, strict=False):
             if argument.alias_info is None or not argument.alias_info.is_write or not isinstance(given, fx.Node):
                 continue

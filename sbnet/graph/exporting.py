@@ -10,15 +10,15 @@ from contextlib import contextmanager
 
 import torch
 
-# Held by whoever calls torch.export. A process that forks waits for it: a child could never end what another thread of
-# its parent had begun.
+# Held during torch.export. A process that forks waits for it: the child could never end what another thread of its
+# parent had begun.
 EXPORTING = threading.RLock()
 os.register_at_fork(before=EXPORTING.acquire, after_in_parent=EXPORTING.release, after_in_child=EXPORTING.release)
 
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Alone, and in no mode of the caller's: a network is what it is in eval mode, whoever captures it."""
+    """One capture at a time, outside of the caller's inference, gradient and autocast modes."""
     with EXPORTING, torch.inference_mode(False), torch.no_grad(), no_autocast():
         yield
 

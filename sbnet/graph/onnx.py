@@ -41,7 +41,7 @@ class OnnxNetwork(nn.Module):
     Attributes:
         input_names, output_names: in the file's order; `forward` takes and returns tensors in it (one tensor, not a
             tuple of one).
-        fixed: nobody writes what a file holds.
+        fixed: constants of a file never change.
         shapes: of the inputs, None for each dimension that the file leaves open.
         dtypes: of the inputs.
 

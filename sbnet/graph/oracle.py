@@ -1,6 +1,6 @@
 """The contracts of docs/contracts.md in plain PyTorch, for any network: its mask follows each op of an eager run.
 
-A dispatch mode sees every op that PyTorch runs, whoever calls it, and follows the axes of every tensor (axes.py).
+A dispatch mode sees every op that PyTorch runs and follows the axes of every tensor (axes.py).
 """
 
 from __future__ import annotations

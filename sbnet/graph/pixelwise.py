@@ -36,7 +36,7 @@ def _linear(b: Builder, call: Call) -> Value | None:
 
 @rule("_native_batch_norm_legit_no_training")
 def _decomposed_batch_norm(b: Builder, call: Call) -> Any:
-    """What a batch norm becomes where PyTorch rewrites ops in place; its statistics nobody reads."""
+    """What a batch norm becomes where PyTorch rewrites ops in place; its statistics are not used."""
     made = _batch_norm(b, call)
     return None if made is None else [made, *b.dense(call)[1:]]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stderr
 import torch
 from torch import nn
 
-MOST = 160  # characters of what somebody else's message says
+MOST = 160  # characters of another library's message
 VALUES = (
     "data-dependent",
     "symbolic_shapes",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from sbnet.geometry import to_pair
 from sbnet.graph.builder import (
@@ -91,6 +94,9 @@ MODES = {"nearest": "nearest", "_upsample_nearest_exact": "nearest-exact"}
 @rule("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d")
 def _upsample(b: Builder, call: Call) -> Value | None:
     x = call.args[0]
+    if plain(x) is None and x.shape[2:] == (1, 1) and call.name != "upsample_bicubic2d":  # a pooled plane, repeated
+        repeat, size = torch.ops.aten.expand.default, list(call.made.shape)
+        return b.dense(replace(call, target=repeat, name="expand", args=[x, size], kwargs={}))
     if plain(x) is None or not is_map(call.made):
         return None
     scales = call.argument("scale_factors") or [call.argument("scales_h"), call.argument("scales_w")]

@@ -14,7 +14,7 @@ from sbnet.graph.token_views import letters, root_of
 def rms_eps(x: Any, divisor: Any, shown: Mapping[int, Value], fixed: bool) -> float | None:
     """The eps where a divisor is 1 / sqrt(mean(x x) + eps), the mean that of the last dimension; None where it is not.
 
-    shown: of values that stand for others, those. fixed: what modules hold is written by nobody.
+    shown: of values that stand for others, those. fixed: the tensors of modules never change.
     """
     inverse = _made(divisor, "rsqrt", "reciprocal")
     if inverse is not None and op_name(inverse.target) == "reciprocal":

@@ -230,7 +230,7 @@ def test_an_output_without_a_picture_lands(device):
     assert got[0][1].all()  # the mask has seen no frame before
 
 
-def test_an_output_that_nobody_can_show_goes_step_by_step():
+def test_an_output_without_a_picture_goes_step_by_step():
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1)).eval()
     settings = Settings("masked", 8, 0, torch.device("cpu"), torch.float32, 0)
     run = Compute(Network(model), MotionMask(), settings, Summary("", "masked"))

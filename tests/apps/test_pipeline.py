@@ -389,7 +389,7 @@ def test_memory_and_speed_hold_over_a_long_film():
     assert late < 3 * early
 
 
-def test_records_that_nobody_makes_are_told(tmp_path):
+def test_missing_records_are_reported(tmp_path):
     """A network of one's own without a decoder: JSON lines without records, and a line that says why."""
     told = [note for note in run(frames(), tmp_path / "o.jsonl").run().notes if "no decoder is set" in note]
     assert len(told) == 1

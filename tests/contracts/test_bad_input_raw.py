@@ -145,7 +145,7 @@ def test_debug_checks_what_the_device_holds(device, debug):
         assert outcome == ("raised" if debug == "1" and CHANGES[change] else "passed"), (change, name)
 
 
-def test_a_word_for_the_gpu_that_nobody_knows_is_refused():
+def test_an_unknown_value_of_sbnet_gpu_is_refused():
     result = run_python("import sbnet", SBNET_GPU="ampere")
     assert "SBNET_GPU: expected portable or nothing, got 'ampere'" in result.stderr
 

@@ -133,7 +133,7 @@ class Peeking(Blocks):
         return self.blocks[0].conv3(y, active, activation="relu", residual=x), middle
 
 
-def test_blocks_that_somebody_looks_into_run_step_by_step(always):
+def test_blocks_with_a_hook_or_another_consumer_run_step_by_step(always):
     runner = run_of(Peeking(), (24, 24))
     assert "bottleneck" not in kinds(runner)
 

@@ -117,7 +117,7 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
-def test_what_somebody_else_reads_is_written():
+def test_outputs_with_another_consumer_are_written():
     """Hidden pixels that are an output too, and those of contracts that keep them, belong to no chain."""
 
     class Tapped(nn.Module):

@@ -153,7 +153,7 @@ def test_weights_written_in_place_and_thread_counts_are_seen():
         torch.set_num_threads(threads)
 
 
-def test_a_first_call_in_inference_mode_spoils_no_later_one():
+def test_a_first_call_in_inference_mode_leaves_later_ones_right():
     net, x = UNet().eval(), torch.rand(1, 3, *SIZE)
     run = sbnet.sparsify(net, x, block=8)
     first, second = masks(2)
@@ -200,7 +200,7 @@ def test_recordings_of_threads_are_their_own():
     assert not wrong
 
 
-def test_what_noting_is_left_by_an_exception_of_is_not_kept():
+def test_an_exception_discards_the_recording():
     x = torch.rand(1, 4, 16, 16).contiguous(memory_format=torch.channels_last)
     active = sbnet.reduce_mask(torch.ones(1, 16, 16), sbnet.BlockGrid.cover((16, 16), 8))
     out, recording = torch.zeros_like(x), Recording()
@@ -219,7 +219,7 @@ def test_what_noting_is_left_by_an_exception_of_is_not_kept():
     assert torch.equal(out, F.max_pool2d(x, 3, 1, 1))
 
 
-def test_what_is_noted_meanwhile_is_another_recording():
+def test_nested_recordings_do_not_mix():
     x = torch.rand(1, 4, 16, 16).contiguous(memory_format=torch.channels_last)
     active = sbnet.reduce_mask(torch.ones(1, 16, 16), sbnet.BlockGrid.cover((16, 16), 8))
     outs, recordings = [torch.zeros_like(x) for _ in range(3)], [Recording(), Recording()]

@@ -184,3 +184,33 @@ def test_in_halves_a_stack_is_rounded_once():
     full = torch.ones(1, *SIZE, dtype=torch.bool)
     with torch.no_grad():
         assert_holds(sbnet.sparsify(net, x)(x, full), net(x), copy.deepcopy(net).double()(x.double()))
+
+
+# ---- a pooled plane made as large as a map (DeepLab's image pooling)
+
+
+class Pooled(nn.Module):
+    def __init__(self, **how: object) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.pooled, self.last, self.how = (
+            nn.Conv2d(3, 4, 3, 1, 1),
+            nn.Conv2d(4, 4, 1),
+            nn.Conv2d(8, 4, 1),
+            how,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        pooled = self.pooled(F.adaptive_avg_pool2d(y, 1))
+        return self.last(torch.cat([y, F.interpolate(pooled, size=y.shape[2:], **self.how)], 1))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("corners", [None, True, False])
+def test_a_pooled_plane_is_repeated(mode, corners):
+    if "nearest" in mode and corners is not None:
+        pytest.skip("has no corners")
+    nodes = assert_modes_hold(Pooled(mode=mode, align_corners=corners).eval(), torch.randn(2, 3, *SIZE), pixels(2))
+    repeats = [n for n in nodes if n.target is torch.ops.aten.expand.default]
+    assert len(repeats) == (mode != "bicubic")  # whose weights add up to one only nearly

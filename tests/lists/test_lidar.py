@@ -156,7 +156,7 @@ def test_a_view_from_above():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_views_share_memory_once_nobody_holds_it(device):
+def test_views_share_memory_that_is_free(device):
     view = BirdsEye(x=(0, 8), y=(-4, 4), z=(-2, 2), cell=1, slice_height=1)
     memory = ViewMemory(view)
 

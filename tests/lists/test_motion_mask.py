@@ -6,6 +6,7 @@ import torch
 import sbnet
 from sbnet import motion_mask, motion_mask_, reference
 from support.helpers import assert_bitwise
+from support.layer_checks import assert_same_bits_on_any_threads
 from support.motion import assert_motion, motion_background, motion_frame
 from support.refusals import refused
 
@@ -65,18 +66,10 @@ def test_the_first_frame_a_cut_and_nan_are_all_motion(device):
 
 
 def test_the_same_frames_give_the_same_bits(device):
-    threads = torch.get_num_threads()
     for shape, smooth in (((1, 3, 200, 300), 5), ((3, 3, 150, 40), 31)):  # ranges of rows end inside of images
         frame = motion_frame(shape, torch.uint8).to(device)
         background = motion_background(frame, smooth)
-        wanted = motion_mask(frame, background, smooth=smooth)
-        try:
-            for count in (1, 2, 3, 7):
-                torch.set_num_threads(count)
-                for mine, theirs in zip(motion_mask(frame, background, smooth=smooth), wanted, strict=True):
-                    assert_bitwise(mine, theirs)
-        finally:
-            torch.set_num_threads(threads)
+        assert_same_bits_on_any_threads(lambda: motion_mask(frame, background, smooth=smooth), (1, 2, 3, 7))  # noqa: B023
 
 
 def test_nothing_in_nothing_out(device):

@@ -9,6 +9,7 @@ import sbnet
 from sbnet import BlockGrid, reference
 from sbnet.nn import SparseAdaptiveAvgPool2d, SparseAdaptiveMaxPool2d
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, poison, random_active, tensor
+from support.layer_checks import assert_gradients, assert_network, assert_same_bits_on_any_threads
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 SIZES = [1, (1, 3), 7, (20, 5)]
@@ -110,17 +111,9 @@ def test_many_pixels_far_from_zero(device):
     check("avg", x, active, 1)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_same_bits_on_any_number_of_threads(threads):
-    torch.manual_seed(0)
+def test_the_same_bits_on_any_number_of_threads():
     x, active = make("cpu", shape=(1, 16, 100, 120))
-    want = sbnet.sparse_adaptive_avg_pool2d(x, active, 3)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        assert_bitwise(sbnet.sparse_adaptive_avg_pool2d(x, active, 3), want)
-    finally:
-        torch.set_num_threads(before)
+    assert_same_bits_on_any_threads(lambda: sbnet.sparse_adaptive_avg_pool2d(x, active, 3))
 
 
 @pytest.mark.parametrize("count_inactive", [True, False])
@@ -128,16 +121,8 @@ def test_the_same_bits_on_any_number_of_threads(threads):
 def test_gradients(device, method, count_inactive):
     x, active = make(device, torch.float64)
     op, _, definition = POOLS[method]
-
-    def grad(op, dtype):
-        leaf = x.detach().to(dtype).requires_grad_()
-        y = op(leaf, active, (3, 5), count_inactive=count_inactive)
-        upstream = torch.arange(y.numel(), device=device).reshape(y.shape).to(dtype) / y.numel()
-        return torch.autograd.grad((y * upstream).sum(), leaf)[0]
-
-    theirs, exact = (grad(definition, dtype) for dtype in (torch.float32, torch.float64))
-    got = grad(op, torch.float32)
-    assert_as_accurate_as_torch(got, theirs, exact)
+    ours, theirs = (lambda x, f=f: f(x, active, (3, 5), count_inactive=count_inactive) for f in (op, definition))
+    (got,) = assert_gradients(ours, theirs, [x])
     assert not torch.where(active.pixel_mask(x.shape[2:]), 0, got).any()
 
 
@@ -214,30 +199,9 @@ class Pools(nn.Module):
 
 @pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
 def test_networks_run_them(device, mode):
-    x, mask = torch.randn(2, 3, 40, 56, device=device), torch.zeros(2, 40, 56, device=device)
-    mask[0, 10:20, 30:40] = 1
-    net = Pools().to(device).eval()
-    run = sbnet.sparsify(net, x, block=8, mode=mode)
-    assert [node.kind for node in run.plan.graph.nodes].count("adaptive_pool") == 6, run.plan.graph
+    run = assert_network(Pools(), mode, device, {"adaptive_pool": 6}, judged=2 if mode == "exact" else None)
     if mode == "masked":  # nobody reads what is not active: no buffer is kept clean for the pools
         assert not any(root.kept for root in run.executor.storage.roots if root.shape[2] > 3)
-    with torch.no_grad():
-        dense = net(x)
-    for _ in range(2):
-        for got, want in zip(run(x, torch.ones_like(mask)), dense, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-        got = run(x, mask, copy=True)
-        if mode == "masked":
-            from sbnet.graph.oracle import PlaneMasks, masked_oracle
-
-            for one, want in zip(got, masked_oracle(net, [x], PlaneMasks(mask, 8)), strict=True):
-                torch.testing.assert_close(one, want, rtol=1e-4, atol=1e-5)
-        if mode == "exact":
-            for one, want in zip(got[:2], dense[:2], strict=True):
-                torch.testing.assert_close(one[0], want[0], rtol=1e-4, atol=1e-5)
-        if mode == "cached":
-            for one, want in zip(got, dense, strict=True):
-                torch.testing.assert_close(one, want, rtol=1e-4, atol=1e-5)
 
 
 def test_the_input_of_a_network_is_not_masked(device):

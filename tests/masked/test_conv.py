@@ -55,6 +55,21 @@ def test_padding_and_dilation(device, kernel, padding, dilation, stride, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
+    ("channels", "filters", "batch", "dilation", "density"),
+    [(64, 256, 8, (4, 1), 0.4), (192, 128, 1, 12, 0.4), (256, 384, 1, (3, 36), 1.0), (192, 256, 24, 5, 1.0)],
+    ids=str,
+)
+def test_taps_far_apart(device, channels, filters, batch, dilation, density, dtype):
+    """Few tiles and many."""
+    if device == "cpu":
+        batch, channels = min(batch, 2), 64
+    case = {"channels": channels, "filters": filters, "batch": batch, "dilation": dilation, "density": density}
+    case |= {"kernel": 3, "padding": dilation, "size": (40, 44), "activation": "relu", "residual": "channels_last"}
+    check(device, dtype=dtype, **case)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
     ("kernel", "dilation", "stride"),
     [((11, 9), 1, 1), ((11, 3), 2, 1), ((3, 19), (1, 2), (2, 3)), ((17, 1), 3, 2), (9, 1, 2)],
     ids=str,
@@ -366,17 +381,8 @@ def test_tf32_by_the_switch_only():
     ("channels", "kernel", "stride", "groups"), [(64, 3, 1, 1), (24, 3, 2, 1), (24, 5, 1, 24), (24, 1, 1, 1)]
 )
 def test_same_bits_each_time(device, channels, kernel, stride, groups, dtype):
-    x, weight, bias, active, options = make(
-        device,
-        dtype=dtype,
-        channels=channels,
-        filters=channels,
-        kernel=kernel,
-        stride=stride,
-        groups=groups,
-        padding=kernel // 2,
-        size=(50, 88),
-    )
+    case = {"kernel": kernel, "stride": stride, "groups": groups, "padding": kernel // 2, "size": (50, 88)}
+    x, weight, bias, active, options = make(device, dtype=dtype, channels=channels, filters=channels, **case)
     first = sparse_conv2d(x, weight, bias, active, activation="silu", **options)
     for _ in range(10):
         assert_bitwise(sparse_conv2d(x, weight, bias, active, activation="silu", **options), first)

@@ -6,8 +6,9 @@ import torch
 from sbnet import sparse_conv2d
 from sbnet.select import conv2d_kernel
 from support.conv_cases import check, make
-from support.helpers import assert_bitwise, run_python
+from support.helpers import run_python
 from support.instruction_sets import HERE, instruction_sets
+from support.layer_checks import assert_same_bits_on_any_threads
 
 
 # ---- instruction sets of the CPU
@@ -238,18 +239,10 @@ def test_depthwise_and_narrow_groups_without_patches(channels, width):
     check("cpu", **case, padding=1, layout="channel_slice", out_layout="channel_slice", residual="channel_slice")
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_same_bits_with_any_number_of_cpu_threads(threads):
-    before = torch.get_num_threads()
-    try:
-        for channels, filters, groups in ((24, 24, 1), (24, 24, 24), (80, 80, 80), (64, 64, 16), (3, 5, 1)):
-            x, weight, bias, active, options = make("cpu", channels=channels, filters=filters, groups=groups)
-            torch.set_num_threads(2)
-            want = sparse_conv2d(x, weight, bias, active, **options)
-            torch.set_num_threads(threads)
-            assert_bitwise(sparse_conv2d(x, weight, bias, active, **options), want)
-    finally:
-        torch.set_num_threads(before)
+def test_same_bits_with_any_number_of_cpu_threads():
+    for channels, filters, groups in ((24, 24, 1), (24, 24, 24), (80, 80, 80), (64, 64, 16), (3, 5, 1)):
+        *args, options = make("cpu", channels=channels, filters=filters, groups=groups)
+        assert_same_bits_on_any_threads(lambda: sparse_conv2d(*args, **options))  # noqa: B023
 
 
 @pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))

@@ -19,6 +19,8 @@ from support.helpers import assert_as_accurate_as_torch, assert_bitwise, dense_c
 KERNELS = {
     "1x1": 0,
     "1x1 wide": 1,
+    "1x1 wide, by taps": 1,
+    "1x1 split, by taps": 2,
     "1x1 split": 2,
     "3x3": 3,
     "3x3 stride 2": 3,
@@ -195,6 +197,19 @@ def some_few_channels(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_taps(rng: random.Random) -> dict:
+    """Any small convolution without a stride that is a product of wide tiles, some of few channels."""
+    kernel, dilation = rng.choice([3, 3, 3, 5, 2, (1, 7), (3, 1)]), rng.choice([1, 2, 4, 12])
+    reach = tuple(dilation * (side - 1) + 1 for side in pair(kernel))
+    return {
+        "channels": rng.choice([64, 64, 128, 192]), "filters": rng.choice([128, 256, 256, 384]), "kernel": kernel,
+        "dilation": dilation, "padding": rng.randint(0, max(reach)), "stride": 1, "batch": rng.choice([1, 1, 2]),
+        "size": (max(rng.randint(1, 32), reach[0]), max(rng.randint(1, 32), reach[1])),
+        "block": rng.choice([8, 8, 16, (8, 16), 4, (4, 12)]), "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]),
+        "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
     if kernel in SOME_PORTABLE:
@@ -205,6 +220,8 @@ def some(rng: random.Random, kernel: str) -> dict:
         return some_depthwise(rng)
     if kernel == "few channels":
         return some_few_channels(rng)
+    if kernel.endswith("by taps"):
+        return some_taps(rng) | ({"channels": 320} if "split" in kernel else {})
     few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
     sizes = {
         "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 import sbnet
 from sbnet import BlockGrid, fringe
-from support.helpers import assert_bitwise, laid_out, poison, random_active, tensor
+from support.helpers import FLOATS, assert_bitwise, laid_out, poison, random_active, tensor
 from support.plain_layers import PLAIN
 
 PLANE = (12, 18)
@@ -101,23 +102,31 @@ every = pytest.mark.parametrize("name", LAYERS)
 
 
 @every
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous", "odd_channel_slice"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("density", [0.0, 0.5, 1.0])
-def test_the_form_in_place_writes_active_blocks_zeroes_the_fringe_and_leaves_the_rest(device, name, density):
+def test_the_form_in_place_writes_active_blocks_zeroes_the_fringe_and_leaves_the_rest(
+    device, name, density, dtype, layout
+):
     layer = LAYERS[name]
-    tensors, active = layer.before(device), blocks(layer, device, density)
+    if name == "int8":
+        tensors = layer.before(device)
+    else:
+        tensors = tree_map_only(torch.Tensor, lambda t: t.to(dtype), layer.before(device))
+    tensors, active = (laid_out(tensors[0], layout), *tensors[1:]), blocks(layer, device, density)
     got = run(layer, tensors, active)
     assert got.shape == (2, layer.channels, *layer.size)
     inside = active.pixel_mask(layer.size).expand_as(got)
     assert not bool(got[~inside].any())
     edge = fringe(active, random_active(BlockGrid.cover(layer.size, 4), 2, 0.3, device), layer.size, 3, 1, 1)
-    into = torch.full_like(got, 7)
+    into = laid_out(torch.full_like(got, 7), layout)
     assert run_(layer, tensors, active, into, fringe=edge) is None
     want = torch.full_like(got, 7).permute(0, 2, 3, 1).reshape(-1, layer.channels)
     want[edge.pixels[: int(edge.count)].long()] = 0
     want = want.view(2, *layer.size, -1).permute(0, 3, 1, 2)
     assert_bitwise(into, torch.where(inside, got, want))
     if got.is_floating_point():  # what out holds is not read
-        into = poison(got.shape, got.dtype, device, "channels_last")
+        into = poison(got.shape, got.dtype, device, layout)
         run_(layer, tensors, active, into)
         assert_bitwise(into[inside], got[inside])
 
@@ -155,8 +164,19 @@ def test_errors_name_the_op_that_was_called(device, name):
             run(layer, tensors, listed)
         with pytest.raises((RuntimeError, ValueError, TypeError), match=f"sbnet::{called}_: {pattern}"):
             run_(layer, tensors, listed, out)
-    with pytest.raises((RuntimeError, ValueError), match=f"sbnet::{called}_: out: (shape: )?expected"):
-        run_(layer, (x, *others), active, out[:, :, 1:])
+    bad_outs = [
+        (None, "out: expected .*, got NoneType"),
+        (out[0], "out: expected (4 dimensions, got 3|a plane of)"),
+        (out.to(torch.float64), "out: dtype: expected .*, got float64"),
+        (out[:, :, 1:], "out: (shape: )?expected"),
+        (out[:, :1].expand(out.shape), "out: .*(expanded|of its own memory)"),
+    ]
+    for into, pattern in bad_outs:
+        with pytest.raises((RuntimeError, ValueError, TypeError), match=f"sbnet::{called}_: {pattern}"):
+            run_(layer, (x, *others), active, into)
+    for fringe_ in (3, (out, out)):
+        with pytest.raises(TypeError, match=f"sbnet::{called}_: fringe: expected .*, got"):
+            run_(layer, (x, *others), active, out, fringe=fringe_)
     if x.is_floating_point():
         with pytest.raises(RuntimeError, match=f"sbnet::{called}_: works in place and has no gradient"):
             run_(layer, (x.detach().requires_grad_(), *others), active, out)

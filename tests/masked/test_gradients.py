@@ -13,13 +13,13 @@ from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.masked.norm import norm_whole
 from support.helpers import (
     assert_as_accurate_as_torch,
-    assert_bitwise,
     laid_out,
     one_block,
     random_active,
     run_python,
     tensor,
 )
+from support.layer_checks import assert_same_bits_on_any_threads
 
 OPS = torch.ops.sbnet
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -129,14 +129,7 @@ def test_bits_do_not_depend_on_the_call_or_on_threads(device):
             x, dy, active.indices, active.count, active.grid.numbers(), [3, 3], *window, 1, False, True, True
         )
 
-    first, threads = run(), torch.get_num_threads()
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            for a, b in zip(first, run(), strict=True):
-                assert_bitwise(a, b)
-    finally:
-        torch.set_num_threads(threads)
+    assert_same_bits_on_any_threads(run)
 
 
 @pytest.mark.parametrize("isa", ["generic", "avx2"])

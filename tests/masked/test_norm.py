@@ -16,6 +16,7 @@ from sbnet.nn import (
     SparseSoftmax2d,
 )
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
+from support.layer_checks import assert_gradients, assert_in_place, assert_network, assert_same_bits_on_any_threads
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 # name of the op: how it is called with (weight, bias), and PyTorch's on a whole plane
@@ -58,10 +59,7 @@ def check(name, x, weight, bias, active):
     assert_as_accurate_as_torch(got, exact(torch.float32).to(x.dtype), exact(torch.float64))
     assert not torch.where(inside, 0, got).any()
     if name in IN_PLACE:
-        out = torch.full_like(got, torch.nan)
-        assert op_of(sbnet, name, "_")(dirty, active, out, *args, **more) is None
-        assert_bitwise(torch.where(inside, out, 0), got)
-        assert bool(out[~inside.expand_as(out)].isnan().all())
+        assert_in_place(lambda out: op_of(sbnet, name, "_")(dirty, active, out, *args, **more), got, active)
     return got
 
 
@@ -124,35 +122,23 @@ def test_softmax_of_large_infinite_and_nan(device):
         torch.testing.assert_close(got, want.float(), equal_nan=True)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_same_bits_on_any_number_of_threads(threads):
-    torch.manual_seed(0)
+def test_the_same_bits_on_any_number_of_threads():
     x, weight, bias, active = make("cpu", shape=(1, 16, 100, 120))
-    want = sbnet.sparse_group_norm(x, active, 4, weight, bias)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        assert_bitwise(sbnet.sparse_group_norm(x, active, 4, weight, bias), want)
-    finally:
-        torch.set_num_threads(before)
+    assert_same_bits_on_any_threads(lambda: sbnet.sparse_group_norm(x, active, 4, weight, bias))
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_gradients(device, name):
     x, weight, bias, active = make(device)
 
-    def grads(module, dtype):
-        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias)]
-        args, more = NORMS[name][0](*leaves[1:])
-        y = op_of(module, name)(leaves[0], active, *args, **more)
-        upstream = torch.linspace(-1, 1, y.numel(), device=device, dtype=torch.float64).reshape(y.shape).to(dtype)
-        used = leaves if any(t is leaves[1] for t in args) else leaves[:1]
-        return torch.autograd.grad((y * upstream).sum(), used)
+    def of(module):
+        def run(x, *rest):
+            args, more = NORMS[name][0](*rest)
+            return op_of(module, name)(x, active, *args, **more)
 
-    for got, theirs, exact in zip(
-        grads(sbnet, torch.float32), grads(reference, torch.float32), grads(reference, torch.float64), strict=True
-    ):
-        assert_as_accurate_as_torch(got, theirs, exact)
+        return run
+
+    assert_gradients(of(sbnet), of(reference), [x, weight, bias])
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -255,30 +241,11 @@ class Norms(nn.Module):
 
 @pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
 def test_networks_run_them(device, mode):
-    x, mask = torch.randn(2, 3, 40, 56, device=device), torch.zeros(2, 40, 56, device=device)
-    mask[0, 10:20, 30:40] = 1
-    net = Norms().to(device).eval()
+    net = Norms()
     with torch.no_grad():
         for norm in (net.group, net.instance, net.layer):
             norm.weight.uniform_(0.5, 1.5), norm.bias.uniform_(-1, 1)
-    run = sbnet.sparsify(net, x, block=8, mode=mode)
-    kinds = [node.kind for node in run.plan.graph.nodes]
-    assert kinds.count("norm") == 4, run.plan.graph
-    assert "adaptive_pool" not in kinds
-    with torch.no_grad():
-        dense = net(x)
-    for _ in range(2):
-        torch.testing.assert_close(run(x, torch.ones_like(mask)), dense, rtol=1e-4, atol=1e-5)
-        got = run(x, mask, copy=True)
-        if mode == "masked":
-            from sbnet.graph.oracle import PlaneMasks, masked_oracle
-
-            torch.testing.assert_close(got, masked_oracle(net, [x], PlaneMasks(mask, 8)), rtol=1e-4, atol=1e-5)
-        if mode == "exact":
-            pixels = F.adaptive_max_pool2d(mask[:, None], dense.shape[2:]) > 0
-            torch.testing.assert_close(torch.where(pixels, got, 0), torch.where(pixels, dense, 0), rtol=1e-4, atol=1e-5)
-        if mode == "cached":
-            torch.testing.assert_close(got, dense, rtol=1e-4, atol=1e-5)
+    assert_network(net, mode, device, {"norm": 4, "adaptive_pool": 0})
 
 
 OVER_A_PLANE = {

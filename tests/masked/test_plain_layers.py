@@ -15,6 +15,7 @@ from support.helpers import (
     random_active,
     tensor,
 )
+from support.layer_checks import assert_gradients
 from support.plain_layers import PLAIN
 
 CASES = [(op, k) for op, plain in PLAIN.items() for k in range(len(plain.numbers))]
@@ -60,16 +61,9 @@ def test_both_forms(device, op, k, dtype, layout):
 def test_gradients(device, op, k):
     plain, numbers = PLAIN[op], PLAIN[op].numbers[k]
     tensors, active, dense = make(op, k, device)
-    upstream = torch.arange(dense.numel(), device=device).reshape(dense.shape).double() / dense.numel()
     inside = active.pixel_mask(dense.shape[2:])
-
-    def grads(f, dtype):
-        leaves = [t.detach().to(dtype).requires_grad_() for t in tensors]
-        return torch.autograd.grad((f(*leaves) * upstream.to(dtype)).sum(), leaves)
-
-    def masked(*leaves):
-        return torch.where(inside, plain.whole(*leaves, **numbers), 0.0)
-
-    got = grads(lambda *leaves: call(op, *leaves, active, numbers=numbers), torch.float32)
-    for mine, theirs, exact in zip(got, grads(masked, torch.float32), grads(masked, torch.float64), strict=True):
-        assert_as_accurate_as_torch(mine, theirs, exact)
+    assert_gradients(
+        lambda *leaves: call(op, *leaves, active, numbers=numbers),
+        lambda *leaves: torch.where(inside, plain.whole(*leaves, **numbers), 0.0),
+        tensors,
+    )

@@ -11,6 +11,7 @@ import sbnet
 from sbnet import BlockGrid, fringe, reference, sparse_pointwise, sparse_pointwise_
 from sbnet.ops.masked.pointwise import BINARY, STEPS
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, run_python, tensor
+from support.layer_checks import assert_gradients, assert_in_place
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PLANE = (13, 18)
@@ -41,11 +42,7 @@ def check(x, others, active, program):
     theirs = reference.sparse_pointwise(x, active, program, *others)
     exact = reference.sparse_pointwise(x.double(), active, program, *(t.double() for t in others))
     assert_as_accurate_as_torch(got, theirs, exact)
-    inside = active.pixel_mask(PLANE)
-    into = torch.full_like(got, float("nan"))
-    assert sparse_pointwise_(x, active, program, *others, out=into) is None
-    assert_bitwise(torch.where(inside, into, 0), got)
-    assert bool(into[~inside.expand_as(into)].isnan().all())
+    assert_in_place(lambda into: sparse_pointwise_(x, active, program, *others, out=into), got, active)
     return got
 
 
@@ -110,17 +107,11 @@ def test_values_that_are_not_finite(device):
 @pytest.mark.parametrize("name", ["two saved", "squeeze-excite", "affine", "mish"])
 def test_gradients(device, name):
     x, others, active = make(device, torch.float64)
-    upstream = torch.rand_like(x)
-
-    def grads(op, dtype):
-        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, *others)]
-        y = op(leaves[0], active, PROGRAMS[name], *leaves[1:])
-        found = torch.autograd.grad((y * upstream.to(dtype)).sum(), leaves, allow_unused=True)
-        return [torch.zeros_like(t) if g is None else g for g, t in zip(found, leaves, strict=True)]
-
-    mine, torchs = grads(sparse_pointwise, torch.float32), grads(reference.sparse_pointwise, torch.float32)
-    for got, theirs, exact in zip(mine, torchs, grads(reference.sparse_pointwise, torch.float64), strict=True):
-        assert_as_accurate_as_torch(got, theirs, exact)
+    ours, theirs = (
+        lambda x, *others, op=op: op(x, active, PROGRAMS[name], *others)
+        for op in (sparse_pointwise, reference.sparse_pointwise)
+    )
+    assert_gradients(ours, theirs, [x, *others])
 
 
 @pytest.mark.parametrize("program", ["log; mul a", "rdiv a; add b", "sqrt; mul a"])

@@ -13,10 +13,7 @@ from support.helpers import (
     LAYOUTS,
     assert_bitwise,
     assert_layout,
-    laid_out,
-    poison,
     random_active,
-    rows_that_name_no_block,
     tensor,
 )
 from support.pool_cases import KINDS, NAN, assert_pool, check, ops, window
@@ -207,33 +204,3 @@ def test_hand_case(device):
                           active.grid)  # fmt: skip
     assert sbnet.sparse_max_pool2d(x, active, 2).flatten().tolist() == [0, 7, 0, 0]
     assert sbnet.sparse_avg_pool2d(x, active, 2).flatten().tolist() == [0, 4.5, 0, 0]
-
-
-# ---- fringe, lists
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("layout", ["channels_last", "contiguous", "odd_channel_slice"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_fringe(device, kind, layout, dtype):
-    """Blocks written, fringe zeroed, all else as it was."""
-    x = laid_out(tensor((2, 8, 40, 52), dtype, device), layout)
-    out = (20, 26)
-    active = random_active(BlockGrid.cover(out, 8), 2, 0.4, device)
-    edge = sbnet.fringe(active, active, out, 3, 1, 1)
-    into = poison((2, 8, *out), dtype, device, layout)
-    ops(kind)[1](x, active, into, 3, 2, 1, fringe=edge)
-    zero = torch.zeros(2 * 20 * 26, dtype=torch.bool, device=device)
-    zero[edge.pixels[: int(edge.count)].long()] = True
-    assert zero.any()
-    zero = zero.view(2, 1, *out)
-    outside = torch.full(zero.shape, NAN, dtype=dtype, device=device).masked_fill(zero, 0)
-    assert_pool(kind, into, x, active, outside, window(3, 2, 1))
-
-
-def test_rows_that_name_no_block_are_skipped(device):
-    x = tensor((2, 8, 20, 26), torch.float32, device)
-    good, lists = rows_that_name_no_block(device)
-    for count, active in lists:
-        for kind in KINDS:
-            functional = ops(kind)[0]
-            want = functional(x, good, 3, 1, 1)
-            assert_bitwise(functional(x, active, 3, 1, 1), want if count > 0 else torch.zeros_like(want))

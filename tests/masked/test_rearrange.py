@@ -5,11 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import sbnet
 from sbnet import (
     BlockGrid,
     Window,
-    fringe,
     reference,
     sparse_pixel_shuffle,
     sparse_pixel_unshuffle,
@@ -17,7 +15,8 @@ from sbnet import (
     sparse_rearrange_,
 )
 from sbnet.nn import SparseChannelShuffle, SparseConstantPad2d, SparsePixelShuffle, SparsePixelUnshuffle
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
+from support.helpers import assert_bitwise, laid_out, random_active, tensor
+from support.layer_checks import assert_gradients, assert_in_place, assert_network, assert_window
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PLANE = (12, 18)
@@ -52,11 +51,7 @@ def make(how, device, dtype=torch.float32, channels=72, density=0.5, layout="cha
 def check(x, active, out, **how):
     got = sparse_rearrange(x, active, **how)
     assert_bitwise(got, reference.sparse_rearrange(x, active, **how))
-    inside = active.pixel_mask(out)
-    into = torch.full_like(got, float("nan"))
-    assert sparse_rearrange_(x, active, into, **how) is None
-    assert_bitwise(torch.where(inside, into, 0), got)
-    assert bool(into[~inside.expand_as(into)].isnan().all())
+    assert_in_place(lambda into: sparse_rearrange_(x, active, into, **how), got, active)
     return got
 
 
@@ -93,30 +88,18 @@ def test_short_names(device):
 
 @pytest.mark.parametrize("name", MAPS)
 def test_its_window_holds_what_it_reads(device, name):
-    """What lies outside the fringe of the window may be anything."""
     how = MAPS[name]
     x, active, out = make(how, device, density=0.2)
     window = Window.rearrange(how.get("up", 1), how.get("down", 1), how.get("pad", (0, 0, 0, 0)))
-    nobody = random_active(BlockGrid.cover(PLANE, 4), 2, 0.0, device)
-    read = fringe(nobody, active, PLANE, window, consumer_size=out)
-    keep = torch.zeros(2 * PLANE[0] * PLANE[1], dtype=torch.bool, device=device)
-    keep[read.pixels[: int(read.count)].long()] = True
-    dirty = torch.where(keep.view(2, 1, *PLANE), x, float("nan"))
-    assert_bitwise(sparse_rearrange(dirty, active, **how), sparse_rearrange(x, active, **how))
+    assert_window(lambda x: sparse_rearrange(x, active, **how), x, active, window, out)
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_gradients(device, name):
     x, active, _ = make(MAPS[name], device, torch.float64)
-
-    def grad(op, dtype):
-        leaf = x.detach().to(dtype).requires_grad_()
-        y = op(leaf, active, **MAPS[name])
-        upstream = torch.arange(y.numel(), device=device).reshape(y.shape).to(dtype) / y.numel()
-        return torch.autograd.grad((y * upstream).sum(), leaf)[0]
-
-    theirs, exact = (grad(reference.sparse_rearrange, dtype) for dtype in (torch.float32, torch.float64))
-    assert_as_accurate_as_torch(grad(sparse_rearrange, torch.float32), theirs, exact)
+    both = sparse_rearrange, reference.sparse_rearrange
+    ours, theirs = (lambda x, op=op: op(x, active, **MAPS[name]) for op in both)
+    assert_gradients(ours, theirs, [x])
 
 
 BAD = [
@@ -193,21 +176,4 @@ class Shuffles(nn.Module):
 
 @pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
 def test_networks_run_them(device, mode):
-    x, mask = torch.randn(2, 3, 40, 56, device=device), torch.zeros(2, 40, 56, device=device)
-    mask[0, 10:20, 30:40] = 1
-    net = Shuffles().to(device).eval()
-    run = sbnet.sparsify(net, x, block=8, mode=mode)
-    kinds = [node.kind for node in run.plan.graph.nodes]
-    assert kinds.count("rearrange") == 6, run.plan.graph
-    assert "aten" not in kinds
-    with torch.no_grad():
-        dense = net(x)
-    torch.testing.assert_close(run(x, torch.ones_like(mask)), dense, rtol=1e-4, atol=1e-5)
-    got = run(x, mask)
-    if mode == "masked":
-        from sbnet.graph.oracle import PlaneMasks, masked_oracle
-
-        torch.testing.assert_close(got, masked_oracle(net, [x], PlaneMasks(mask, 8)), rtol=1e-4, atol=1e-5)
-    if mode == "exact":
-        pixels = F.adaptive_max_pool2d(mask[:, None], dense.shape[2:]) > 0
-        torch.testing.assert_close(torch.where(pixels, got, 0), torch.where(pixels, dense, 0), rtol=1e-4, atol=1e-5)
+    assert_network(Shuffles(), mode, device, {"rearrange": 6, "aten": 0})

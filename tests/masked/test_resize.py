@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from sbnet import BlockGrid, Window, fringe, reference, resize_output_size, sparse_resize2d, sparse_resize2d_, sparsify
+from sbnet import BlockGrid, Window, reference, resize_output_size, sparse_resize2d, sparse_resize2d_, sparsify
 from sbnet.geometry import to_scales
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from sbnet.nn import SparseUpsample
 from support.contract import assert_holds
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
+from support.layer_checks import assert_gradients, assert_in_place, assert_window
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PLANE = (9, 13)
@@ -55,12 +56,8 @@ def check(x, active, out, **how):
         assert_bitwise(got, theirs)
     else:
         assert_as_accurate_as_torch(got, theirs, exact)
-    inside = active.pixel_mask(out)
-    into = torch.full_like(got, float("nan"))
     by = {k: v for k, v in how.items() if k != "size"}
-    assert sparse_resize2d_(x, active, into, **by) is None
-    assert_bitwise(torch.where(inside, into, 0), got)
-    assert bool(into[~inside.expand_as(into)].isnan().all())
+    assert_in_place(lambda into: sparse_resize2d_(x, active, into, **by), got, active)
     return got
 
 
@@ -84,18 +81,11 @@ def test_any_memory_and_channels(device, mode, layout):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by", SIZES)
 def test_its_window_holds_what_it_reads(device, by, mode):
-    """What lies outside the fringe of the window may be anything."""
     x, active, out = make(SIZES[by], device, torch.float32, density=0.2)
     how, scale = MODES[mode], SIZES[by].get("scale_factor")
     ratios = (0.0, 0.0) if scale is None else tuple(1 / s for s in to_scales(scale, "test"))
     window = Window.resize(PLANE, tuple(out), how["mode"], how.get("align_corners", False), ratios)
-    nobody = random_active(BlockGrid.cover(PLANE, 4), 2, 0.0, device)
-    read = fringe(nobody, active, PLANE, window, consumer_size=out)
-    keep = torch.zeros(2 * PLANE[0] * PLANE[1], dtype=torch.bool, device=device)
-    keep[read.pixels[: int(read.count)].long()] = True
-    dirty = torch.where(keep.view(2, 1, *PLANE), x, float("nan"))
-    got = sparse_resize2d(dirty, active, **SIZES[by], **how)
-    assert_bitwise(got, sparse_resize2d(x, active, **SIZES[by], **how))
+    assert_window(lambda x: sparse_resize2d(x, active, **SIZES[by], **how), x, active, window, out)
 
 
 def test_windows_are_no_wider_than_known_ones():
@@ -138,16 +128,10 @@ def test_sparsify_takes_any_scale(scale, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by", ["x2", "x0.7", "up to 17x30", "same by x1.05", "double by x2.03"])
 def test_gradients(device, by, mode):
-    x, active, out = make(SIZES[by], device, torch.float64)
-    upstream = torch.rand(2, 8, *out, dtype=torch.float64, device=device)
-
-    def grad(op, dtype):
-        leaf = x.detach().to(dtype).requires_grad_()
-        y = op(leaf, active, **SIZES[by], **MODES[mode])
-        return torch.autograd.grad((y * upstream.to(dtype)).sum(), leaf)[0]
-
-    theirs, exact = (grad(reference.sparse_resize2d, dtype) for dtype in (torch.float32, torch.float64))
-    assert_as_accurate_as_torch(grad(sparse_resize2d, torch.float32), theirs, exact)
+    x, active, _ = make(SIZES[by], device, torch.float64)
+    how = {**SIZES[by], **MODES[mode]}
+    ours, theirs = (lambda x, op=op: op(x, active, **how) for op in (sparse_resize2d, reference.sparse_resize2d))
+    assert_gradients(ours, theirs, [x])
 
 
 BAD = [

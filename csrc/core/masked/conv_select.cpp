@@ -124,6 +124,13 @@ const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability) {
   return select(kConvTable, p, capability);
 }
 
+bool hopper_taps_fit(const Conv2dParams& p) {
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  return !half_planes_decline(p) && !is_pixelwise(p) && p.groups == 1 && C % 64 == 0 && K % 128 == 0 && !p.slope &&
+         p.stride[0] == 1 && p.stride[1] == 1 && conv1x1_cell(p.active.grid) &&
+         tiles_fit(p.active, p.fringe, 4, K / 64);
+}
+
 const char* hopper_general_declines(const Conv2dParams& p) {
   const TensorView& w = p.weight;
   const int64_t inputs = w.size[1];

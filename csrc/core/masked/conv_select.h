@@ -43,6 +43,10 @@ const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability);
 // that a padding of p leads to (a phase of a transposed convolution), so p need not be valid.
 const char* hopper_general_declines(const Conv2dParams& p);
 
+// Of a convolution that the general Hopper kernel takes: may it run as a product of the wide and split 1x1 kernels,
+// which sums one tap after the other?
+bool hopper_taps_fit(const Conv2dParams& p);
+
 // A convolution of bytes whose x is of bytes, too, with two neighbouring channels as one of 16 bits: what its operands
 // are to whoever only moves them. y and residual are as they were.
 Conv2dParams byte_pairs(const QuantizedConv2dParams& p);

@@ -150,7 +150,7 @@ def input_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Drawn:
-    """A field that holds a picture, or a function that makes it when somebody looks."""
+    """A field that holds a picture, or a function that makes it when it is read."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -175,13 +175,13 @@ class Result:
     Attributes:
         output: what the network returned; the pipeline's next frame overwrites it, so only `finish` reads it.
         picture: [H,W,3] uint8, on the host when sinks see it; None of a network that makes none. What `finish` draws is
-            drawn when somebody looks.
+            drawn when it is read.
         records: JSON-like dicts, such as boxes.
         active: [rows,columns] bool, the active blocks of the finest plane. block: their (height, width) in pixels.
         density: the share of them.
         ms: from the frame on the device to the result on it, mask included.
         finish: makes picture and records of what is on the host, once it is there.
-        landed: what tells when it is on the host (`sbnet.apps.pipeline.clock.Landed`), until somebody has waited.
+        landed: what tells when it is on the host (`sbnet.apps.pipeline.clock.Landed`), until it was waited for.
         waited: seconds that this took.
     """
 

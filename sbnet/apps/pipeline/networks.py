@@ -31,7 +31,7 @@ class Network:
         name: for people.
         prepare: x [1,C,H,W], 0 to 1, as the model takes it, such as normalised.
         finish: (output, frame) -> (picture or None, records). The picture is [H,W,3] uint8 or [1,3,H,W], 0 to 1, on any
-            device, or a function that draws one when somebody looks; a record is a dict that JSON holds, a box in it
+            device, or a function that draws one when it is needed; a record is a dict that JSON holds, a box in it
             "box": [x0, y0, x1, y1] in pixels of the frame.
         margin: pixels by which masks are grown, or "halo": as far as the network sees.
         pad: pixels by which frames are widened on each side, their border repeated; `finish` gets what comes of it.

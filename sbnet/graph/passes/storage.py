@@ -4,7 +4,7 @@ A root is a feature map with memory of its own; a part of it (an operand of a co
 channels. A tensor keeps its root's buffer from the node that writes it first to the last one that reads it; then others
 may have it, those whose writers start when these have ended. What a root's consumers read beside its active blocks is
 its fringe, which every node that writes into the root clears in the same launch: a buffer may hold anything before. A
-root of which all pixels may be read (a dense node does, and so does whoever takes an output) keeps a buffer of its own,
+root of which all pixels may be read (by a dense node or a caller) keeps a buffer of its own,
 clean outside the active blocks.
 """
 

@@ -38,7 +38,10 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   const ConvKernel chosen = select_conv(p, 90).kernel;
   const bool pointwise = chosen == ConvKernel::kHopper1x1;
   if (v.kernel == 0 && pointwise) return told(sm90::conv1x1(p, device, nullptr), message, room);
+  if (v.kernel == 1 && hopper_taps_fit(p)) return told(sm90::conv1x1_wide(p, device, nullptr), message, room);
   if (v.kernel == 1 && pointwise) return told(sm90::conv1x1_wide(as_patches(p), device, nullptr), message, room);
+  if (v.kernel == 2 && hopper_taps_fit(p) && sm90::conv1x1_split_takes(p))
+    return told(sm90::conv1x1_split(p, device, nullptr), message, room);
   if (v.kernel == 2 && pointwise && sm90::conv1x1_split_takes(as_patches(p)))
     return told(sm90::conv1x1_split(as_patches(p), device, nullptr), message, room);
   if (v.kernel == 3 && chosen == ConvKernel::kHopper3x3) return told(sm90::conv3x3(p, device, nullptr), message, room);

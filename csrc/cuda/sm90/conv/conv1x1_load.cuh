@@ -65,10 +65,14 @@ struct Finder {
 // Slice c of a unit's input; cells that are not there come as zeros.
 __device__ __forceinline__ void load_input(const Args& a, uint32_t to, const CUtensorMap* map, uint32_t full, int c,
                                            const int4& unit) {
-  if (!a.patches) return tma_load(to, map, full, c * 64, unit.z, unit.y, unit.x);
+  if (!a.patches && !a.taps) return tma_load(to, map, full, c * 64, unit.z, unit.y, unit.x);
   uint32_t row, slice;
   a.row_slices.divmod(c, &row, &slice);
-  tma_load(to, map, full, slice * 64, unit.z, unit.y, row, unit.x);
+  if (a.patches) return tma_load(to, map, full, slice * 64, unit.z, unit.y, row, unit.x);
+  uint32_t ty, tx;
+  a.tap_columns.divmod(row, &ty, &tx);
+  const int y = unit.y + static_cast<int>(ty) * a.dilation[0] - a.padding[0];
+  tma_load(to, map, full, slice * 64, unit.z + static_cast<int>(tx) * a.dilation[1] - a.padding[1], y, unit.x);
 }
 
 // Tells group `group` a unit of its tile `made`. The lane that found it arrives on the barrier itself: no warp sync.

@@ -36,8 +36,11 @@ struct Maps {
 
 struct Args : CommonArgs {
   int C, slices;
-  FastDiv row_slices;                   // of patches: slices of one of their rows
-  bool patches;                         // core/masked/conv_patches.h
+  FastDiv row_slices;   // slices of a row of a patch, or of a tap
+  bool patches;         // core/masked/conv_patches.h
+  bool taps;            // a slice is 64 input channels of a tap
+  FastDiv tap_columns;  // of the kernel
+  int dilation[2], padding[2];
   int flat_count, pixels;               // of a list of all blocks, -1 if it is not to be taken as flat; N * H * W
   int wide, groups;                     // warpgroups per group, groups per CTA
   int slabs;                            // of 64 output channels, of a tile
@@ -116,9 +119,14 @@ inline int cut_cells(const Conv2dParams& p, Args* a) {
   const int cell = conv1x1_cell(p.active.grid), per_row = p.active.grid.size[1] / cell;
   const int per_block = p.active.grid.size[0] / cell * per_row;
   a->C = static_cast<int>(p.x.size[1]);
-  a->slices = (a->C + 63) / 64;
-  a->patches = !is_pixelwise(p);
-  a->row_slices = FastDiv(a->patches ? a->slices / p.weight.size[2] : 1);
+  const int64_t of_channels = (a->C + 63) / 64, taps = p.weight.size[2] * p.weight.size[3];
+  a->taps = p.weight.size[1] == a->C && taps > 1;
+  a->patches = !a->taps && taps > 1;
+  a->slices = static_cast<int>(a->taps ? of_channels * taps : of_channels);
+  a->row_slices = FastDiv(a->patches ? of_channels / p.weight.size[2] : of_channels);
+  a->tap_columns = FastDiv(p.weight.size[3]);
+  for (int d = 0; d < 2; ++d)
+    a->dilation[d] = static_cast<int>(p.dilation[d]), a->padding[d] = static_cast<int>(p.padding[d]);
   a->side = cell;
   a->cell = cell * cell * 128;
   a->units_per_block = FastDiv(per_block);
@@ -133,8 +141,11 @@ struct Plan {
   int pixels, ktiles, shared;
 };
 
+// Numbers that an output sums: input channels of all taps.
+inline int64_t reduction_of(const Conv2dParams& p) { return p.weight.size[1] * p.weight.size[2] * p.weight.size[3]; }
+
 inline Status weight_map(CUtensorMap* map, const Conv2dParams& p, int rows = 64) {
-  const cuuint64_t size[2] = {cuuint64_t(p.x.size[1]), cuuint64_t(p.weight.size[0])};
+  const cuuint64_t size[2] = {cuuint64_t(reduction_of(p)), cuuint64_t(p.weight.size[0])};
   const cuuint64_t stride[1] = {size[0] * 2};
   const cuuint32_t box[2] = {64, cuuint32_t(rows)};
   return make_map(map, p.x.dtype, "weight", 2, p.weight.data, size, stride, box);

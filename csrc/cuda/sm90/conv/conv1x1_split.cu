@@ -1,11 +1,12 @@
 // The Hopper 1x1 convolution of few pixels and many input channels, where one CTA would take long to sum them all: C a
-// multiple of 64, K of 128.
+// multiple of 64, K of 128. Taps far apart (conv_general.cu) are input channels, too.
 //
 // A job is 128 pixels (two tiles of 64, a warpgroup each) x 128 output channels. While there are jobs for every CTA
 // each takes whole ones, and two neighbours share the weights by multicast. The jobs left over, with a short list all
 // of them, are split: two or four CTAs of a cluster sum a part of the input channels each, send the others their sums
 // of the output channels that those finish, and finish their own. A CTA has at most one such job in a launch, so that
-// memory for sums is written once and needs no check that it is free. (A full list that is little more than
+// memory for sums is written once and needs no check that it is free. A full list whose jobs are little more than one
+// for each CTA is cut as one row of pixels: conv1x1_split.cuh.
 //
 //   warps 0-7    WGMMA, exchange of sums, epilogue
 //   warp 8       schedule, input, weights
@@ -276,7 +277,7 @@ Status launch_of(const Conv2dParams& p, const Args& a, const DeviceInfo& device,
 
 bool conv1x1_split_takes(const Conv2dParams& p) {
   // Sums travel for some 1.5 us: it takes many input channels to make up for that.
-  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  const int64_t C = reduction_of(p), K = p.weight.size[0];
   return C % 64 == 0 && C >= 1536 && K % kSplitChannels == 0;
 }
 

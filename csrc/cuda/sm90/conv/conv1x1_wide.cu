@@ -1,4 +1,5 @@
 // The Hopper 1x1 convolution where products count, not bytes: many tiles, K a multiple of 256, or of 128 with C >= 384.
+// C counts the input channels of every tap where conv_general.cu hands in taps that are far apart.
 //
 // What limits products is shared memory, 128 bytes a cycle: WGMMA reads (64 + N) * 32 bytes of operands in N / 2
 // cycles, 128 a cycle for N = 64, 96 for 128, 80 for 256. A tile is 64 pixels (a cell of 8x8, or four of 4x4) x 128,
@@ -294,7 +295,7 @@ Status launch_of(const Conv2dParams& p, const Plan& plan, const Args& a, const D
 }  // namespace
 
 bool conv1x1_wide_pays(const Conv2dParams& p, const DeviceInfo& device) {
-  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  const int64_t C = reduction_of(p), K = p.weight.size[0];
   // 128 channels a tile pay where a tile's input is much: there a single group, as in conv1x1.cu, stops loading.
   if (C % 64 || K % 128 || (K % 256 && C < 384)) return false;
   Args a = {};

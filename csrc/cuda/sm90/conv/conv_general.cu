@@ -15,6 +15,8 @@
 // product sums 8 of them in the time of 16. So plan, tiles and producer warps are told of twice as many channels of two
 // bytes. Operands are rounded to the nearest tf32 on their way into shared memory, by TMA, merged groups' weights in
 // registers: a product would cut off what does not fit, which is a bias towards zero.
+#include <algorithm>
+
 #include "core/masked/conv_pairs.h"
 #include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_general_compute.cuh"
@@ -72,6 +74,11 @@ Status conv_tf32(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* s
 Status conv_general(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   if (p.y.size[0] == 0) return ok_status();
   if (p.x.dtype == DType::kF32) return conv_tf32(p, device, stream);
+  // Of taps so far apart a patch would hold one: each is then a product of its own, with wider tiles than these.
+  if (std::max(p.dilation[0], p.dilation[1]) > 2 && hopper_taps_fit(p)) {
+    if (conv1x1_wide_pays(p, device)) return conv1x1_wide(p, device, stream);
+    if (conv1x1_split_takes(p)) return conv1x1_split(p, device, stream);
+  }
   return p.x.dtype == DType::kBF16 ? dispatch<__nv_bfloat16>(p, device, stream) : dispatch<__half>(p, device, stream);
 }
 
