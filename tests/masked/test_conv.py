@@ -64,7 +64,16 @@ def test_taps_far_apart(device, channels, filters, batch, dilation, density, dty
     if device == "cpu":
         batch, channels = min(batch, 2), 64
     case = {"channels": channels, "filters": filters, "batch": batch, "dilation": dilation, "density": density}
-    check(device, dtype=dtype, kernel=3, padding=dilation, size=(40, 44), activation="relu", residual="channels_last", **case)
+    check(
+        device,
+        dtype=dtype,
+        kernel=3,
+        padding=dilation,
+        size=(40, 44),
+        activation="relu",
+        residual="channels_last",
+        **case,
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
