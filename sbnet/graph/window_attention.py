@@ -175,11 +175,10 @@ class WindowAttentions(WindowRules):
         parted = [len(q.index), count, heads, deep]
         shape = list(call.made.shape)
         if len(shape) == 5:
-            heads_first = _heads_first(q.shown.pixels.movedim(at[0], 3))
-            parted = [shape[0], shape[2 if heads_first else 1], count, heads, deep]
+            before = _heads_first(q.shown.pixels.movedim(at[0], 3))
+            parted = [shape[0], shape[2 if before else 1], count, heads, deep]
             split = b.move(rows, ATEN.reshape.default, parted, parted, call)
-            order = [0, 3, 1, 2, 4] if heads_first else [0, 1, 3, 2, 4]
-            return b.move(split, ATEN.permute.default, order, shape, call)
+            return b.move(split, ATEN.permute.default, [0, 3, 1, 2, 4] if before else [0, 1, 3, 2, 4], shape, call)
         split = b.move(rows, ATEN.reshape.default, parted, parted, call)
         heads_first = b.move(split, ATEN.permute.default, [0, 2, 1, 3], [len(q.index), heads, count, deep], call)
         return heads_first if len(shape) == 4 else b.move(heads_first, ATEN.reshape.default, shape, shape, call)
