@@ -4,6 +4,7 @@ of a plane is a feature map again."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -36,11 +37,12 @@ def with_active_keys(b: Builder, call: Call) -> Call:
         return dataclasses.replace(call, args=(hidden, *call.args[1:]))
     if call.name != "scaled_dot_product_attention" or call.argument("is_causal"):
         return call
-    keys = _keys(b, call, call.args[1], 2) if len(call.args[1].shape) == 4 else None
+    rank = len(call.args[1].shape)
+    keys = _keys(b, call, call.args[1], 2) if rank == 4 else _keys_of_windows(b, call, call.args[1])
     if keys is None:
         return call
     rest = {name: call.argument(name) for name in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")}
-    shape = (keys.shape[0], 1, 1, keys.shape[1])
+    shape = (keys.shape[0], 1, 1, keys.shape[1]) if rank == 4 else tuple(keys.shape)
     given, mask = [keys, rest["attn_mask"], call.args[0].dtype], rest["attn_mask"]
     if mask is not None:
         shape = tuple(torch.broadcast_shapes(shape, mask.shape))
@@ -56,8 +58,10 @@ def hide(scores: Tensor, active: Tensor) -> Tensor:
 
 
 def shown(active: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The mask of attention [N,1 or heads,1 or queries,keys] beside another one, as `hide` does it."""
-    active = (active | ~active.any(1, keepdim=True))[:, None, None]
+    """The mask of attention [N,1 or heads,1 or queries,keys] beside another one, as `hide` does it; of windows `active`
+    is [N,...,1,keys]."""
+    active = active | ~active.any(-1, keepdim=True)
+    active = active[:, None, None] if active.dim() == 2 else active
     if mask is None:
         return active
     return active & mask if mask.dtype == torch.bool else torch.where(active, mask, -torch.inf).to(dtype)
@@ -87,6 +91,32 @@ def _keys(b: Builder, call: Call, value: Value, at: int) -> Value | None:
     if root is None:
         return None
     return active_pixels(b, call, root, {})[0]
+
+
+def _keys_of_windows(b: Builder, call: Call, value: Value) -> Value | None:
+    """[N,...,1,keys] bool: which keys [N,...,keys,width] of the windows that a plane was parted into are active."""
+    axes = value.axes
+    if value.constant or axes is None or len(value.shape) != 5 or value.shape[0] != (b.batch or 1):
+        return None
+    inside = [[name[0] in "HW" for name, _ in dim] for dim in axes.dims]
+    kept = [bool(found) and all(found) for found in inside]
+    atoms = [atom for dim in axes.dims for atom in dim if atom[0][0] in "HW"]
+    parts = sorted(atoms)
+    if len(set(parts)) < len(parts) or not kept[3] or axes.dims[0] != (("N", value.shape[0]),):
+        return None
+    if any(any(found) and not all(found) for found in inside):
+        return None
+    size = tuple(math.prod(n for name, n in parts if name[0] == side) for side in "HW")
+    root = _map_of(value, size)  # type: ignore[arg-type]
+    if root is None:
+        return None
+    n, mask = value.shape[0], active_pixels(b, call, root, {})[0]
+    lengths = [n, *(length for _, length in parts)]
+    made = b.move(mask, ATEN.reshape.default, lengths, lengths, call)
+    order = [0, *(1 + parts.index(atom) for atom in atoms)]
+    made = b.move(made, ATEN.permute.default, order, [lengths[k] for k in order], call)
+    shape = [n, *(value.shape[k] if kept[k] else 1 for k in (1, 2)), 1, value.shape[3]]
+    return b.move(made, ATEN.reshape.default, shape, shape, call)
 
 
 def _of_products(value: Value) -> bool:

@@ -60,10 +60,12 @@ class Part:
         shown = traced(value) if len(value.shape) in (3, 4, 5) else None
         if shown is None or shown.undefined:
             return None
-        # [windows,heads,rows,width], of which the first two may be one; or [images,heads,windows,rows,width]
+        # [windows,heads,rows,width], of which the first two may be one; or [images,heads,windows,rows,width], or with
+        # windows before heads
         pixels, channels = (t.movedim(dim, t.dim() - 2) for t in (shown.pixels, shown.channels))
         if pixels.dim() == 5:
-            pixels, channels = (t.transpose(1, 2).flatten(0, 1) for t in (pixels, channels))
+            heads_first = _heads_first(pixels)
+            pixels, channels = ((t.transpose(1, 2) if heads_first else t).flatten(0, 1) for t in (pixels, channels))
         if pixels.dim() == 3:
             firsts = channels[:, 0, 0]
             again = (firsts[1:] <= firsts[0]).nonzero()
@@ -86,10 +88,17 @@ class Part:
         return torch.equal(self.channels.flatten(), self.start + torch.arange(self.channels.numel()))
 
 
+def _heads_first(pixels: Tensor) -> bool:
+    """Of [images,heads,windows,rows,width], not [images,windows,heads,rows,width]: heads show the same pixels."""
+    if pixels.shape[1] == 1 and pixels.shape[2] > 1:  # one window, or one head
+        return not torch.equal(pixels, pixels[:, :, :1].expand_as(pixels))
+    return torch.equal(pixels, pixels[:, :1].expand_as(pixels))
+
+
 def active_pixels(b: Builder, call: Call, root: Value, made: dict[Any, Node]) -> list[Value]:
     """What ActivePixels gives of a plane, made once for all that ask."""
     key = root.shape[2:], root.tokens
-    if key not in made:
+    if not any(node is made.get(key) for node in b.nodes):  # what came to nothing was taken out again
         n, pixels = root.shape[0], root.tokens.length if root.tokens else math.prod(root.shape[2:])
         rows = math.prod(root.tokens.plane[:2]) if root.tokens else pixels
         node = made[key] = Node("active_pixels", [root], [], options={"many": True}, path=call.path, line=call.line)
@@ -166,9 +175,10 @@ class WindowAttentions(WindowRules):
         parted = [len(q.index), count, heads, deep]
         shape = list(call.made.shape)
         if len(shape) == 5:
-            parted = [shape[0], shape[2], count, heads, deep]
+            before = _heads_first(q.shown.pixels.movedim(at[0], 3))
+            parted = [shape[0], shape[2 if before else 1], count, heads, deep]
             split = b.move(rows, ATEN.reshape.default, parted, parted, call)
-            return b.move(split, ATEN.permute.default, [0, 3, 1, 2, 4], shape, call)
+            return b.move(split, ATEN.permute.default, [0, 3, 1, 2, 4] if before else [0, 1, 3, 2, 4], shape, call)
         split = b.move(rows, ATEN.reshape.default, parted, parted, call)
         heads_first = b.move(split, ATEN.permute.default, [0, 2, 1, 3], [len(q.index), heads, count, deep], call)
         return heads_first if len(shape) == 4 else b.move(heads_first, ATEN.reshape.default, shape, shape, call)

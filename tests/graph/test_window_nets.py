@@ -11,11 +11,11 @@ from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from support import tokens
 from support.contract import assert_holds, poison
 from support.tokens import assert_every_form_gives_the_same, masks
-from support.window_nets import BY_HAND, NETS, SIDES, hiera, hiera_on
+from support.window_nets import BY_HAND, NETS, SIDES, hiera, hiera_on, nest
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
-QUICK = ("Swin v2, padded", "TinyViT", "SegFormer", "YOLO11", "YOLO12")
+QUICK = ("Swin v2, padded", "TinyViT", "SegFormer", "YOLO11", "YOLO12", "Twins")
 LEFT = {"MaxViT", "CoAtNet"}  # whose gates look at means of planes: a few numbers an image
 
 
@@ -60,6 +60,21 @@ def test_hiera_sees_its_active_units_alone():
         torchs, want = hiera_on(net, x[n : n + 1], units[n]), hiera_on(exact, x[n : n + 1].double(), units[n])
         assert_holds(got[n][units[n]], torchs, want, "Hiera")
     assert not got[~units].any()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_keys_of_windows_that_run_dense_are_active(batch):
+    """NesT adds positions to windows, which no rule knows: they are computed whole, and see active keys alone."""
+    net = nest()
+    x, mask = torch.randn(batch, 3, 64, 64), masks(64)[:batch]
+    run, exact = sbnet.sparsify(net, x, block=1), copy.deepcopy(net).double()
+    for some in (torch.ones_like(mask), mask):
+        planes = PlaneMasks(some, 1)
+        want = masked_oracle(exact, [x.double()], planes)
+        assert_holds(run(x, some, copy=True), masked_oracle(net, [x], planes), want, "NesT")
+        if bool(some.all()):
+            with torch.no_grad():
+                torch.testing.assert_close(want, exact(x.double()))
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETS])

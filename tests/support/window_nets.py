@@ -55,6 +55,16 @@ def tiny_vit() -> nn.Module:
     )  # fmt: skip
 
 
+def nest() -> nn.Module:
+    """Attention within blocks of pixels, to which positions are added."""
+    torchvision()
+    from timm.models.nest import Nest
+
+    torch.manual_seed(0)
+    options = {"embed_dims": (16, 32, 64), "num_heads": (1, 2, 4), "depths": (1, 1, 2)}
+    return stirred(Nest(img_size=64, num_classes=0, global_pool="", **options))
+
+
 class Layer(nn.Sequential):
     """A convolution, its norm and SiLU, as YOLO writes them."""
 
@@ -275,7 +285,14 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "YOLO11": lambda: yolo(1),
     "YOLO12": lambda: yolo(4),
     "CoAtNet": lambda: small("coatnet_nano_rw_224", img_size=64),
-}
+    "Twins": lambda: small(
+        "twins_svt_small", img_size=64, embed_dims=(16, 32, 32, 64), num_heads=(1, 2, 2, 4), depths=(2, 2, 2, 2),
+        wss=(4, 4, 2, 2),
+    ),
+    "Twins, pooled keys": lambda: small(
+        "twins_pcpvt_small", img_size=64, embed_dims=(16, 32, 32, 64), num_heads=(1, 2, 2, 4), depths=(1, 1, 1, 1)
+    ),
+}  # fmt: skip
 SIDES = {"TinyViT": 96, "SAM2": 128}  # of others 64
 BY_HAND = {
     "Swin v2": swin_v2_on,
