@@ -149,8 +149,8 @@ def work(setting: Setting, name: str, batch: int, side: int, kind: str) -> Work:
 
 @torch.no_grad()
 def _folded(net: nn.Module, x: Tensor) -> Any:
-    """The dense network with its batch norms in the convolutions' weights, as `sparsify` has them. In halves that rounds
-    weights once more, which means over whole planes show (hrnet_w18's outputs)."""
+    """The dense network with its batch norms in the convolutions' weights, as `sparsify` has them. In halves that
+    rounds weights once more, which means over whole planes show (hrnet_w18's outputs)."""
     return fuse(copy.deepcopy(net).double()).to(x.dtype)(x)
 
 
