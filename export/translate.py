@@ -215,13 +215,15 @@ def _attribute(name: str, argument: str, value: Any, given: dict[str, Any]) -> A
 
 def table() -> dict[Any, Callable[..., Any]]:
     """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
+    from sbnet.export import translate_tokens as tokens
     from sbnet.export import translate_weights as weights
 
     ops = torch.ops.sbnet
     own = (
         reduce_mask, fringe, mask_pyramid, motion_mask, weights.blocksparse_matmul, weights.blocksparse_weight_grad,
         weights.pack_attention_blocks, weights.block_attention, weights.blocksparse_conv1x1, weights.blocksparse_conv,
-        weights.blocksparse_conv_active,
+        weights.blocksparse_conv_active, tokens.pack_tokens, tokens.move_rows, tokens.pack_patches,
+        tokens.merge_pixels, tokens.window_attention,
     )  # fmt: skip
     found: dict[Any, Callable[..., Any]] = {getattr(ops, f.__name__).default: f for f in own}
     others = [name for name in schemas.OPS if name.startswith("sparse_")]

@@ -79,6 +79,19 @@ def _of_text(name: str) -> Any:
     return function
 
 
+def window_attention_takes(
+    is_float: bool, dim: int, value_dim: int, keys: int, table_rows: int, table_columns: int
+) -> bool:
+    """Do the kernels take heads and windows of these numbers? See core/attention/window_attention.h."""
+    numbers = is_float, dim, value_dim, keys, table_rows, table_columns
+    return bool(_window_attention()(*map(int, numbers)))
+
+
+@functools.cache
+def _window_attention() -> Any:
+    return ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_window_attention_takes
+
+
 def cpu_isa() -> str:
     """The instruction set of the CPU's convolutions: generic, avx2, avx512, amx (bfloat16) or amx-fp16."""
     function = ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_cpu_isa

@@ -14,6 +14,7 @@ from sbnet.graph.builder import PLANNED_DTYPES, Builder, Call, feature_map
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.pixelwise import PIXELWISE
 from sbnet.graph.token_views import root_of, tokens_at
+from sbnet.graph.window_attention import active_pixels
 from sbnet.graph.window_rules import plane_root
 
 ATEN = torch.ops.aten
@@ -85,11 +86,7 @@ def _keys(b: Builder, call: Call, value: Value, at: int) -> Value | None:
         return None
     if root is None:
         return None
-    node = Node("active_pixels", [root], [], path=call.path, line=call.line)
-    shape = root.shape[0], value.shape[at]
-    node.outputs.append(Value(f"{call.label}_{len(b.nodes)}_keys", shape, torch.bool, producer=node))
-    b.nodes.append(node)
-    return node.output
+    return active_pixels(b, call, root, {})[0]
 
 
 def _of_products(value: Value) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid
@@ -68,29 +67,12 @@ class TokenBlocks(ActiveBlocks):
 
 def token_blocks(tokens: Tokens, source: ActiveBlocks) -> TokenBlocks:
     """Packs the pixels of active blocks of a plane. Nothing is read on the host."""
-    if source.block_map.is_cuda and not torch.compiler.is_compiling():  # a launch; what follows can be exported
-        height, width, block = tokens.plane
-        packed = pack_tokens(source, tokens.size, tokens.prefix, tokens.suffix, height * width)
-        made = reduce_mask(packed.filled.view(-1, height, width), BlockGrid.cover((height, width), block))
-        return TokenBlocks(
-            made.indices, made.count, made.total, made.block_map, made.grid, packed.lengths, packed.order, packed.rows,
-            packed.mask,
-        )  # fmt: skip
-    mask = source.pixel_mask(tokens.size).flatten(1)
-    if tokens.prefix or tokens.suffix:
-        mask = torch.nn.functional.pad(mask, (tokens.prefix, tokens.suffix), value=True)
     height, width, block = tokens.plane
-    capacity = height * width
-    rows = mask.cumsum(1) - 1
-    lengths = rows[:, -1:] + 1
-    every = torch.arange(tokens.length, device=mask.device).expand_as(rows)
-    order = rows.new_zeros(mask.shape[0], capacity + 1)
-    order.scatter_(1, torch.where(mask, rows, capacity), every)
-    filled = torch.arange(capacity, device=mask.device) < lengths
-    made = reduce_mask(filled.view(-1, height, width), BlockGrid.cover((height, width), block))
+    packed = pack_tokens(source, tokens.size, tokens.prefix, tokens.suffix, height * width)
+    made = reduce_mask(packed.filled.view(-1, height, width), BlockGrid.cover((height, width), block))
     return TokenBlocks(
-        made.indices, made.count, made.total, made.block_map, made.grid, lengths[:, 0].int(), order[:, :capacity],
-        rows.clamp(min=0), mask,
+        made.indices, made.count, made.total, made.block_map, made.grid, packed.lengths, packed.order, packed.rows,
+        packed.mask,
     )  # fmt: skip
 
 

@@ -86,6 +86,25 @@ class Part:
         return torch.equal(self.channels.flatten(), self.start + torch.arange(self.channels.numel()))
 
 
+def active_pixels(b: Builder, call: Call, root: Value, made: dict[Any, Node]) -> list[Value]:
+    """What ActivePixels gives of a plane, made once for all that ask."""
+    key = root.shape[2:], root.tokens
+    if key not in made:
+        n, pixels = root.shape[0], root.tokens.length if root.tokens else math.prod(root.shape[2:])
+        rows = math.prod(root.tokens.plane[:2]) if root.tokens else pixels
+        node = made[key] = Node("active_pixels", [root], [], options={"many": True}, path=call.path, line=call.line)
+        listed = ((n, rows), torch.int64), ((n,), torch.int32)
+        for at, (shape, dtype) in enumerate((((n, pixels), torch.bool), *listed, *listed)):
+            node.outputs.append(Value(f"{call.label}_{len(b.nodes)}_active{at}", shape, dtype, producer=node))
+        b.nodes.append(node)
+    return made[key].outputs
+
+
+def _is_whole(part: Part) -> bool:
+    own = part.own
+    return own is not None and len(own) == 1 and torch.equal(own[0].long(), 1 + torch.arange(own.shape[1]))
+
+
 def _of_an_image(index: Tensor, shape: Sequence[int]) -> Tensor | None:
     n, _, h, w = shape
     if len(index) % n:
@@ -97,6 +116,10 @@ def _of_an_image(index: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 class WindowAttentions(WindowRules):
     """`attentions` counts those that were recognised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._active: dict[Any, Node] = {}
 
     def attend(self, b: Builder, call: Call, parts: Sequence[Value], at: Sequence[int], scores: Scores) -> Value | None:
         """Of q, k and v [windows,heads,rows,dim], or with rows in another dimension."""
@@ -122,11 +145,12 @@ class WindowAttentions(WindowRules):
         if options is None or not self._by_heads(b, call, (q, k, v)):
             return None
         if not same:
-            pixels = math.prod(k.root.shape[2:])
-            node = Node("active_pixels", [k.root], [], path=call.path, line=call.line)
-            node.outputs.append(Value(f"{call.label}_{len(b.nodes)}_keys", (n, pixels), torch.bool, producer=node))
-            b.nodes.append(node)
-            extras |= {"key_index": table_of(f"{call.label}.keys", k.root, k.own.long()), "active_keys": node.output}
+            keys = table_of(f"{call.label}.keys", k.root, k.own.long())
+            extras |= {"key_index": keys, "active_keys": active_pixels(b, call, k.root, self._active)[0]}
+        for name, part, at_ in (("row", q, 3), ("key", k, 1)):  # one window of all pixels: as they are packed
+            if _is_whole(part) and part.root.tokens is None:
+                order, lengths = active_pixels(b, call, part.root, self._active)[at_ : at_ + 2]
+                extras |= {f"{name}_order": order, f"{name}_lengths": lengths}
         params, deep = {}, v.channels.shape[1]
         for name, part in (("k", k), ("v", v)):
             if bool((part.index == 0).any()) and part.shown.fill is not None:

@@ -62,9 +62,14 @@ def pixels_of(block_map: Tensor, grid: Sequence[int], size: Sequence[int]) -> Te
     return blocks[:, None, : size[0], : size[1]]
 
 
+def is_recorded(*tensors: Tensor | None) -> bool:
+    """Does autograd record what is done to them?"""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+
 def refuse_gradient(op: str, instead: str, *tensors: Tensor | None) -> None:
     """In-place ops record no gradient: refuse tensors that want one instead of dropping it."""
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
+    if is_recorded(*tensors):
         raise RuntimeError(
             f"sbnet::{op}: works in place and has no gradient, but an input requires one; use {instead}, "
             "or torch.no_grad()"

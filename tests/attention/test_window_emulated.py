@@ -11,13 +11,14 @@ from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_bitwise, random_active
 from support.window_cases import Case, squares
 
-DTYPES = {torch.float16: 1, torch.bfloat16: 2}
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    kernels = [CSRC / "cuda/attention/window_attention.cu", CSRC / "cuda/masked/token_rows.cu"]
+    files = "attention/window_attention", "attention/window_attention_simt", "masked/token_rows"
+    kernels = [CSRC / f"cuda/{name}.cu" for name in files]
     names = ("grid", "layer", "memory", "settled", "window", "attention/window_attention", "masked/token_rows")
     core = [CSRC / f"core/{name}.cpp" for name in names]
     return emulated_library(tmp_path_factory, "window", kernels, [TOOLS / "entry_window.cpp", *core])
@@ -51,7 +52,10 @@ def window_attention(
         keys.shape[1],
         *sides,
     )
-    names = "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill"
+    names = (
+        "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill", "row_order", "row_lengths",
+        "key_order", "key_lengths",
+    )  # fmt: skip
     tensors = [q, k, v, out, rows.contiguous(), keys.contiguous(), active.block_map, *map(given.get, names)]
     pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
     run(library.emulate_window_attention, pointers, numbers, ctypes.c_float(scale), ctypes.c_float(normalize))
@@ -73,11 +77,13 @@ def test_windows_and_a_bias_of_heads(emulated, dtype, dim):
 def test_a_bias_of_each_window_beside_padding(emulated):
     rows = squares(16, 20, 8, 4, pad=4)
     fills = {"k_fill": torch.randn(64), "v_fill": torch.randn(64)}
-    check(emulated, torch.float16, (16, 20), rows, bias=torch.randn(len(rows), 2, 64, 64), **fills)
+    for dtype in (torch.float16, torch.float32):
+        check(emulated, dtype, (16, 20), rows, bias=torch.randn(len(rows), 2, 64, 64), **fills)
 
 
-def test_cosines_times_a_number_a_head(emulated):
-    check(emulated, torch.bfloat16, (8, 16), squares(8, 16, 8), scales=torch.tensor([4.0, 9.0]), normalize=1e-5)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_cosines_times_a_number_a_head(emulated, dtype):
+    check(emulated, dtype, (8, 16), squares(8, 16, 8), scales=torch.tensor([4.0, 9.0]), normalize=1e-5)
 
 
 @dtypes
@@ -87,11 +93,33 @@ def test_tables_of_rows_and_columns(emulated, dtype):
     check(emulated, dtype, (12, 20), rows, density=0.6, batch=1, **tables)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [(24, 40), (92, 90)])
-def test_keys_of_another_plane(emulated, size):
+def test_keys_of_another_plane(emulated, size, dtype):
     rows, keys = (torch.arange(1, h * w + 1)[None] for h, w in (size, (9, 11)))
     density = 0.2 if size[0] < 90 else 0.02
-    check(emulated, torch.float16, size, rows, keys=keys, other=(9, 11), value_dim=48, density=density, batch=1)
+    check(emulated, dtype, size, rows, keys=keys, other=(9, 11), value_dim=48, density=density, batch=1)
+
+
+@dtypes
+@pytest.mark.parametrize("biased", [False, True])
+def test_listed_rows_and_keys(emulated, dtype, biased):
+    """As they are packed once, in place of a scan in every CTA."""
+    bias = {"bias": torch.randn(1, 2, 384, 384)} if biased else {}
+    rows = torch.arange(1, 385)[None]
+    check(emulated, dtype, (16, 24), rows, listed=True, density=0.6, **bias)
+
+
+def test_what_points_past_the_plane_is_padding(emulated):
+    for dtype in DTYPES:
+        torch.manual_seed(0)
+        fills = {"k_fill": torch.randn(64), "v_fill": torch.randn(64)}
+        case = Case("cpu", dtype, (14, 10), squares(14, 10, 7, pad=4), **fills)
+        case.call = lambda *given, **named: window_attention(emulated, *given, **named)
+        want = case.run()
+        bad = torch.tensor([2**40, -5, 141, -(2**40)])[torch.randint(4, case.rows.shape)]
+        case.rows = case.keys = torch.where(case.rows == 0, bad, case.rows)
+        assert_bitwise(case.run(), want)
 
 
 @pytest.mark.parametrize(("prefix", "suffix"), [(0, 0), (3, 2)])

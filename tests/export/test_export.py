@@ -11,11 +11,14 @@ pytest.importorskip("onnxscript")
 
 import onnx
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import sbnet
 from sbnet import ActiveBlocks, BlockGrid, export
 from sbnet.export import schemas, translate
+from sbnet.ops.attention.window_attention import window_attention
+from sbnet.ops.masked.token_rows import merge_pixels, move_rows, pack_patches, pack_tokens
 from support.export_cases import ops_of, plane_inputs, planes, same_as_torch
 from support.helpers import interpreter, random_active, tensor
 from support.ort_models import PROVIDER, samples, torch_ops
@@ -49,6 +52,7 @@ ARGUMENTS = {
     "size": ("size", "dynamic_size"),
     "output_size": ("size",),
     "method": ("mode",),
+    ("pack_tokens", "size"): ("size",),
     "consumer_size": (),  # of the plane that consumer_map tells
     "layout": ("in_features", "out_features"),
     ("blocksparse_weight_grad", "layout"): ("block_size",),  # features are those of x and dy
@@ -110,6 +114,32 @@ LAYOUT = sbnet.BlockLayout([[1, 1], [1, 1]], 8, in_features=16, out_features=10)
 
 
 BLOCKS = sbnet.ConvLayout([([0, 2, 1, 3], [0, 1, 2]), ([2, 4, 5, 6, 7], [2, 3, 4, 5])], (3, 3))
+
+
+def of_tokens(op: str, x, mask, active):
+    height, width = x.shape[2:]
+    rows = x.flatten(2).mT
+    match op:
+        case "pack_tokens":
+            return pack_tokens(active, (height, width), 1, 2), pack_tokens(active, (height, width), capacity=2000)
+        case "move_rows":
+            packed = pack_tokens(active, (height, width))
+            y = move_rows(rows, height * width, index=packed.order, lengths=packed.lengths)
+            apart = move_rows(y, height * width, index=packed.rows, mask=packed.mask)
+            return y, apart, move_rows(y, 50, table=rows[:1, 20:23], lengths=packed.lengths // 40 + 3, start=2)
+        case "pack_patches":
+            size = (height // 8, width // 8)
+            few = sbnet.reduce_mask(mask[:, ::8, ::8].contiguous(), BlockGrid.cover(size, 1))
+            packed = pack_tokens(few, size)
+            return pack_patches(x, packed.order, packed.lengths, (8, 8))
+        case "merge_pixels":
+            half = (height // 2, width // 2)
+            few = sbnet.reduce_mask(F.max_pool2d(mask[:, None].float(), 2)[:, 0], BlockGrid.cover(half, 8))
+            return merge_pixels(x, few, 2, [(0, 0), (1, 0), (0, 1), (1, 1)])
+    windows = torch.arange(1, height * width + 1, device=x.device).view(-1, 64)
+    options = {"heads": 1, "dim": 8, "value_dim": 8, "scale": 0.3}
+    y = window_attention(x, x, x, windows, windows, active, **options)
+    return y, window_attention(x, y, x, windows, windows, active, normalize=1e-3, k_fill=x[0, :, 0, 0], **options)
 
 
 class OneOp(nn.Module):
@@ -205,6 +235,8 @@ class OneOp(nn.Module):
                 layouts = sbnet.AttentionLayout.local(100), sbnet.AttentionLayout.causal(5, prefix=3)
                 out, lse = sbnet.block_attention(q, k, v, layouts[0], return_lse=True)
                 return out, lse, sbnet.block_attention(out, k, v, layouts[1])
+            case "pack_tokens" | "move_rows" | "pack_patches" | "merge_pixels" | "window_attention":
+                return of_tokens(self.op, x, mask, active)
         y = getattr(sbnet, self.op)(x, active, **PLAIN[self.op].numbers[-1])  # whose y has x's size
         return y, getattr(sbnet, self.op)(y, active, **PLAIN[self.op].numbers[-2])
 
@@ -297,7 +329,11 @@ def test_weight_gradients_of_several_pairs(device, tmp_path):
         assert error.rms <= unit * error.rms_of_torch, error
 
 
-@pytest.mark.parametrize("op", sorted(schemas.OPS))
+# Of planes of one size: which pixels are tokens, patches or windows is a matter of constants.
+OF_ONE_SIZE = {"pack_tokens", "move_rows", "pack_patches", "window_attention"}
+
+
+@pytest.mark.parametrize("op", sorted(set(schemas.OPS) - OF_ONE_SIZE))
 def test_op_of_dynamic_batch_height_and_width(device, op, tmp_path):
     module = OneOp(op, torch.float32).to(device)
     path = export.to_onnx(module, plane_inputs(device, n=1), tmp_path / "m.onnx", planes())  # 1: only an example

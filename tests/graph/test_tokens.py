@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sbnet
+from sbnet.benchmarks.harness.held_positions import with_held_positions
 from sbnet.graph.kinds import kind_of
 from support import tokens
 from support.contract import assert_holds, poison
@@ -126,6 +127,17 @@ def test_sam_sees_its_active_pixels_alone(block):
         poison(run)
         got = run(x, mask, copy=True)
         assert_holds(got, sam_on(net, x, mask, block), sam_on(exact, x.double(), mask, block))
+
+
+def test_the_dense_form_of_sam_that_benchmarks_time_is_sam():
+    net, x = sam(48), torch.randn(2, 3, 48, 48)
+    for one in net.blocks:
+        torch.nn.init.normal_(one.attn.rel_pos_h)
+        torch.nn.init.normal_(one.attn.rel_pos_w)
+    held = with_held_positions(copy.deepcopy(net))
+    with torch.no_grad():
+        assert torch.equal(held(x), net(x))
+    assert {name.split(".")[-1] for name, _ in held.named_buffers()} >= {"at_h", "at_w"}
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,13 @@ def attention_samples(device):
                 into,
             )
         ],
+        "window_attention": [
+            (half, half, half, windows, windows, a, None, bias, None, None, *none, *numbers, 0.0),
+            (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *numbers, 1e-5),
+        ],
         "window_attention_": [
-            (half, half, half, windows, windows, a, None, bias, None, None, *none, *numbers, *last),
-            (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *numbers, *last),
+            (half, half, half, windows, windows, a, None, bias, None, None, *none, *4 * [None], *numbers, *last),
+            (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *4 * [None], *numbers, *last),
         ],
         "pack_attention_blocks": [(random_blocks(2, 3, 40, batch=2).to(device),)],
         "block_attention": forward,

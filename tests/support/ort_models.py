@@ -61,6 +61,8 @@ class Node:
             return [onnx.TensorProto.FLOAT]
         if self.op == "motion_mask":
             return [onnx.TensorProto.BOOL, onnx.TensorProto.FLOAT]
+        if self.op == "pack_tokens":
+            return [ELEMENT_TYPES[t] for t in (torch.int32, torch.int64, torch.int64, torch.bool, torch.bool)]
         if self.op in ("reduce_mask", "fringe", "pack_attention_blocks"):
             return [onnx.TensorProto.INT32] * (4 if self.op == "reduce_mask" else 2)
         first = self.inputs[0] if self.inputs else None
@@ -272,6 +274,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         ),
         Node("pack_attention_blocks", [torch.rand(2, 1, 3, 40, device=device) < 0.5]),
         attention_node(device),
+        *token_nodes(device),
     ]
     return {node.op: node for node in nodes}
 
@@ -300,6 +303,41 @@ def attention_node(device: str) -> Node:
     return Node("block_attention", [q, k, v, *layout, *lengths], rule)
 
 
+def token_nodes(device: str) -> list[Node]:
+    """Ops of tokens, with every input."""
+    grid = BlockGrid((5, 4), (4, 3), (-1, 2), (3, 5))
+    active, few = random_active(grid, 2, 0.5, device), random_active(BlockGrid.cover((12, 16), 4), 2, 0.5, device)
+    x = tensor((2, 20, 8), torch.float32, device)
+    order, there = torch.randint(20, (2, 9), device=device), torch.rand(2, 9, device=device) > 0.5
+    lengths = torch.tensor([9, 5], dtype=torch.int32, device=device)
+    image, plane = tensor((2, 3, 24, 32), torch.float32, device), tensor((2, 24, 32, 8), torch.float32, device)
+    qkv = tensor((2, 12, 16, 48), torch.float32, device)
+    rows = torch.arange(1, 193, device=device).view(3, 64)
+    keys = torch.where(rows % 7 == 0, 0, rows)
+    fills = [tensor((16,), torch.float32, device) for _ in range(2)]
+    return [
+        Node(
+            "pack_tokens",
+            [active.block_map],
+            {**grid_attributes(grid), "size": [12, 16], "prefix": 1, "suffix": 2, "capacity": 200},
+        ),
+        Node("move_rows", [x, None, order, lengths, there], {"rows": 9, "start": 0}),
+        Node("pack_patches", [image, order, lengths], {"patch": [8, 4]}),
+        Node("merge_pixels", [plane, few.block_map], {"bsize": [4, 4], "factor": 2, "offsets": [0, 0, 1, 0, 0, 1]}),
+        Node(
+            "window_attention",
+            [
+                qkv, qkv, qkv, rows, keys, few.block_map, torch.rand(2, 192, device=device) > 0.4,
+                tensor((3, 2, 64, 64), torch.float32, device), None, None, fills[0][:2].contiguous(), *fills,
+            ],
+            {
+                "bsize": [4, 4], "starts": [0, 16, 32], "heads": 2, "dim": 8, "value_dim": 8, "scale": 0.3,
+                "normalize": 1e-5,
+            },
+        ),
+    ]  # fmt: skip
+
+
 def torch_ops() -> set[str]:
     """Names of torch.ops.sbnet, without those that ORT does by itself (in-place twins by MayInplace, packing weights,
     tables of layouts), gradients, and what becomes several nodes."""
@@ -315,12 +353,6 @@ def torch_ops() -> set[str]:
         "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter
         "yuv_to_rgb_",  # a decoder's frame on its way into a network, never part of one
-        # of tokens on CUDA: files have ONNX's own ops in their place
-        "pack_tokens",
-        "move_rows_",
-        "pack_patches_",
-        "merge_pixels_",
-        "window_attention_",
         # of training
         "activate_blocks_",
         "batch_norm_follow_",

@@ -27,6 +27,13 @@ def token_samples(device):
             (rows, None, order, None, there, 0, True, out),
             (rows, rows[:1, :3], None, lengths, None, 2, False, out),
         ],
+        "move_rows": [
+            (rows, None, order, lengths, None, 0, 12),
+            (rows, None, order, None, there, 0, 12),
+            (rows, rows[:1, :3], None, lengths, None, 2, 14),
+        ],
+        "pack_patches": [(x[:, :3], order, lengths, [2, 2])],
+        "merge_pixels": [(x, few.block_map, small.numbers(), 2, [0, 0, 1, 1])],
         "pack_patches_": [(x[:, :3], order, lengths, [2, 2], patches)],
         "merge_pixels_": [(x, few.block_map, small.numbers(), 2, [0, 0, 1, 1], wide)],
     }

@@ -4,6 +4,7 @@ import torch
 
 from sbnet import BlockGrid
 from sbnet.ops.attention.window_attention import window_attention_
+from sbnet.ops.masked.token_rows import pack_tokens
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, poison, random_active
 
 
@@ -13,6 +14,9 @@ def squares(height: int, width: int, side: int, shift: int = 0, pad: int = 0) ->
     plane = torch.nn.functional.pad(plane, (0, pad))
     windows = plane.unflatten(1, (-1, side)).unflatten(0, (-1, side)).transpose(1, 2)
     return windows.reshape(-1, side**2)
+
+
+FLOATING = "bias", "row_table", "column_table", "scales", "k_fill", "v_fill"
 
 
 class Case:
@@ -41,8 +45,11 @@ class Case:
             self.key_mask = torch.rand(batch, 1, *other, device=device) < 0.5
             self.k = self.v = plane(v_start + heads * self.value_dim, other, self.key_mask)
             options["active_keys"] = self.key_mask.flatten(1)
+        if options.pop("listed", False):  # of one window of all pixels
+            packed = pack_tokens(self.active, size)
+            options |= {f"{k}_{name}": getattr(packed, name) for k in ("row", "key") for name in ("order", "lengths")}
         self.options = {
-            name: t.to(device, t.dtype if t.dtype == torch.bool else dtype) if isinstance(t, torch.Tensor) else t
+            name: t.to(device, dtype if t.is_floating_point() else t.dtype) if isinstance(t, torch.Tensor) else t
             for name, t in options.items()
         }
         self.out = poison((batch, heads * self.value_dim, *size), dtype, device, "channels_last")
@@ -62,7 +69,7 @@ class Case:
 
     def reference(self, dtype):
         """One window after the other, of rows and keys that are there."""
-        o = {name: t.to(dtype) if torch.is_tensor(t) else t for name, t in self.options.items()}
+        o = {name: t.to(dtype) if name in FLOATING else t for name, t in self.options.items()}
         out = torch.zeros(self.out.shape, dtype=dtype, device=self.device)
         planes = [t.to(dtype).permute(0, 2, 3, 1).flatten(1, 2) for t in (self.q, self.k, self.v)]
         widths = [self.heads * self.dim] * 2 + [self.heads * self.value_dim]

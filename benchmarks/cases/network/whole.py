@@ -3,8 +3,8 @@
 640x640, transformers in sizes of their own at batch 1 and 8; on a CPU batch 1 alone, of README's five. Every image has
 a mask of its own: "rect" is one rectangle of a tenth of the pixels, "blobs" are ten ellipses that hold 4 % of them
 together, "half" a rectangle of half of them, "all" is every pixel. A masked call is given the frame and makes
-the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile;
-on a CPU those of `harness/dense.py` but for torch.compile.
+the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile, of SAM with its relative
+positions as buffers (`harness/held_positions.py`); on a CPU those of `harness/dense.py` but for torch.compile.
 Results are checked on the first and the last image of a batch: dense forms and a run with every pixel against the
 network in float64, masked runs against the oracle, those of windows it does not follow against the same plan on a CPU.
 """
@@ -25,13 +25,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 import sbnet
 from sbnet.benchmarks.harness import nets
 from sbnet.benchmarks.harness.dense import forms
+from sbnet.benchmarks.harness.held_positions import with_held_positions
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, short
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
 MASKS = ("rect", "blobs", "half", "all")
 CHECKED = 2  # images of a batch, its first and its last
 ON_CPU = "Swin-T", "SAM ViT-B"  # whose windows the oracle loses the mask in
-ON_THE_HOST = ("SAM ViT-B",)  # dense, it copies numbers from the host in every call, and no CUDA graph holds that
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -89,16 +89,15 @@ def _network(
     net = nets.build(name).to(setting.device, setting.dtype)
     x = torch.rand(batch, 3, side, side, generator=torch.Generator().manual_seed(2)).to(setting.device, setting.dtype)
     x = x.contiguous(memory_format=torch.channels_last)
-    own = copy.deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    clock = "eager" if name in ON_THE_HOST else "graph"
-    sides = {"PyTorch": Side(torch.no_grad()(lambda: own(x)), clock=clock)}
+    own = with_held_positions(copy.deepcopy(net).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    sides = {"PyTorch": Side(torch.no_grad()(lambda: own(x)), clock="graph")}
     if not setting.cuda and setting.level == "full":
         for form_name, form in forms(net, x).items():
             sides[form_name] = Side(functools.partial(form.run, form.prepare(x)))
     elif setting.compiled and setting.level == "full":
         torch.compiler.reset()
         compiled = torch.compile(own)
-        sides["torch.compile"] = Side(torch.no_grad()(lambda: compiled(x)), clock=clock)
+        sides["torch.compile"] = Side(torch.no_grad()(lambda: compiled(x)), clock="graph")
     few = x[_checked(batch)]
     with torch.no_grad(), torch.backends.cudnn.flags(benchmark=False):
         dense = net(few), copy.deepcopy(net).double()(few.double()), functools.partial(_folded, net, few)

@@ -31,7 +31,7 @@ struct Rows {
 //   zeros where mask says that it is not there, or, with keep, what it is;
 //   a row of `table`: the first `start` of them before all others, the rest after, ending at lengths[n];
 //   else row index[n,r] of x, or r - start beside a table, or r + start without.
-// Rows from lengths[n] on keep what they hold. x and table with one image serve all.
+// Rows from lengths[n] on keep what they hold, or, with clear, become zeros. x and table with one image serve all.
 struct MoveRowsParams {
   Rows x, table, out;  // table.data null: none
   int64_t channels;
@@ -40,19 +40,24 @@ struct MoveRowsParams {
   const int32_t* lengths;  // [out.images] or null: all rows
   const uint8_t* mask;     // [out.images, out.rows] or null
   int64_t start;
-  bool keep;
+  bool keep, clear;
 
-  SBNET_HOST_DEVICE bool stays(int64_t n, int64_t r) const { return keep && mask && !mask[n * out.rows + r]; }
+  SBNET_HOST_DEVICE int64_t length(int64_t n) const { return lengths ? lengths[n] : out.rows; }
+  SBNET_HOST_DEVICE bool stays(int64_t n, int64_t r) const {
+    return r >= length(n) ? !clear : keep && mask && !mask[n * out.rows + r];
+  }
 };
 
 // Rows that are patches of an image: row r of image n, below lengths[n], becomes the numbers of patch index[n,r] of x,
-// in the order of a convolution's weight [channels, height, width].
+// in the order of a convolution's weight [channels, height, width]. Rows from lengths[n] on keep what they hold, or,
+// with clear, become zeros.
 struct PackPatchesParams {
   TensorView x;  // [N, C, H, W], any strides
   Rows out;      // of C * patch[0] * patch[1] elements
   int32_t patch[2];
   const int64_t* index;
   const int32_t* lengths;
+  bool clear;
 };
 
 // out[n, s * C + c, i, j] = x[n, c, i * factor + offsets[s][0], j * factor + offsets[s][1]] where (i, j) is active;
@@ -90,7 +95,9 @@ SBNET_HOST_DEVICE inline bool covered(const int32_t* map, const BlockGrid& g, in
 
 // The row of x or of the table that row r of image n becomes; null: zeros.
 template <class T>
-SBNET_HOST_DEVICE const T* source_of(const MoveRowsParams& p, int64_t n, int64_t r, int64_t length) {
+SBNET_HOST_DEVICE const T* source_of(const MoveRowsParams& p, int64_t n, int64_t r) {
+  const int64_t length = p.length(n);
+  if (r >= length) return nullptr;
   const auto at = [&](const Rows& rows, int64_t row) -> const T* {
     if (row < 0 || row >= rows.rows) return nullptr;
     return static_cast<const T*>(rows.data) + (rows.images > 1 ? n : 0) * rows.image_stride + row * rows.row_stride;

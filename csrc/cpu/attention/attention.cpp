@@ -12,9 +12,8 @@
 #include "cpu/simd/isa.h"
 
 namespace sbnet {
-namespace {
 
-const AttentionKernels& kernels() {
+const AttentionKernels& attention_kernels() {
 #if defined(__x86_64__)
   if (chosen_isa() >= Isa::kAvx512) return kAttentionKernelsAvx512;
   if (chosen_isa() >= Isa::kAvx2) return kAttentionKernelsAvx2;
@@ -22,11 +21,15 @@ const AttentionKernels& kernels() {
   return kAttentionKernelsGeneric;
 }
 
+namespace {
+
 constexpr int64_t kLanes = kAttentionLanes, kRows = kAttentionRows;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-int64_t padded_dim(const AttentionParams& p) { return ceil_div(p.head_dim, kernels().width) * kernels().width; }
+int64_t padded_dim(const AttentionParams& p) {
+  return ceil_div(p.head_dim, attention_kernels().width) * attention_kernels().width;
+}
 
 // One of the sequences of a batch, for one head and phase.
 struct Sequence {
@@ -153,7 +156,7 @@ struct Scratch {
 // The rows of a step, of the two tensors that products take, and the products with the first lanes.
 void multiply_step(const AttentionParams& p, const Sequence& s, int32_t head, const AttentionTensor& first,
                    const AttentionTensor& second, const AttentionStep& step, const Scratch& w) {
-  const AttentionKernels& kernel = kernels();
+  const AttentionKernels& kernel = attention_kernels();
   const int64_t padded = padded_dim(p);
   const auto pack = [&](const AttentionTensor& t, float* to) {
     kernel.pack_rows(p.dtype, s.at(p, t, head, 0), step_stride(p, t), step.at, step.count, p.head_dim, padded, to);
@@ -176,7 +179,7 @@ void for_key_steps(const AttentionParams& p, const Sequence& s, int32_t q0, int6
 }
 
 void forward_tile(const AttentionParams& p, const Sequence& s, int32_t q0, const Scratch& w) {
-  const AttentionKernels& kernel = kernels();
+  const AttentionKernels& kernel = attention_kernels();
   const int64_t padded = padded_dim(p), dim = p.head_dim;
   const int64_t lanes = std::min<int64_t>(kLanes, p.phase_q_length() - q0);
   kernel.pack_lanes(p.dtype, s.at(p, p.q, s.h, q0), step_stride(p, p.q), std::clamp<int64_t>(s.q_length - q0, 0, lanes),
@@ -216,7 +219,8 @@ void make_deltas(const AttentionBackwardParams& b, float* deltas, const Parallel
       const auto at = [&](const AttentionTensor& t) {
         return static_cast<const char*>(t.data) + (n * t.batch_stride + h * t.head_stride + q * t.stride) * size;
       };
-      deltas[i] = kernels().dot(p.dtype, at(b.grad_out), at(p.out), p.head_dim) - (b.grad_lse ? b.grad_lse[i] : 0);
+      deltas[i] =
+          attention_kernels().dot(p.dtype, at(b.grad_out), at(p.out), p.head_dim) - (b.grad_lse ? b.grad_lse[i] : 0);
     }
   });
 }
@@ -225,13 +229,13 @@ void store_lanes(const AttentionParams& p, const AttentionTensor& t, void* to, i
                  const float* sums) {
   float factors[kLanes];
   std::fill_n(factors, kLanes, factor);
-  kernels().store_lanes(p.dtype, to, step_stride(p, t), lanes, p.head_dim, padded_dim(p), factors, sums);
+  attention_kernels().store_lanes(p.dtype, to, step_stride(p, t), lanes, p.head_dim, padded_dim(p), factors, sums);
 }
 
 void query_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_t q0, const float* deltas,
                      const Scratch& w) {
   const AttentionParams& p = b.forward;
-  const AttentionKernels& kernel = kernels();
+  const AttentionKernels& kernel = attention_kernels();
   const int64_t padded = padded_dim(p), dim = p.head_dim;
   const int64_t lanes = std::min<int64_t>(kLanes, p.phase_q_length() - q0);
   const int64_t used = std::clamp<int64_t>(s.q_length - q0, 0, lanes);
@@ -252,7 +256,7 @@ void query_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_
 void key_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_t k0, const float* deltas,
                    const Scratch& w) {
   const AttentionParams& p = b.forward;
-  const AttentionKernels& kernel = kernels();
+  const AttentionKernels& kernel = attention_kernels();
   const int64_t padded = padded_dim(p), dim = p.head_dim;
   const int64_t lanes = std::min<int64_t>(kLanes, p.phase_k_length() - k0);
   const int64_t used = std::clamp<int64_t>(s.k_length - k0, 0, lanes);

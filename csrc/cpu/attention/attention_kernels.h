@@ -50,6 +50,9 @@ struct AttentionKernels {
   float (*dot)(DType dtype, const void* a, const void* b, int64_t dim);
 };
 
+// Those of the instruction set that is in use.
+const AttentionKernels& attention_kernels();
+
 extern const AttentionKernels kAttentionKernelsGeneric;
 #if defined(__x86_64__)
 extern const AttentionKernels kAttentionKernelsAvx2;

@@ -29,10 +29,9 @@ void pack(const PackTokensParams& p, int64_t n) {
 
 template <class T>
 void move(const MoveRowsParams& p, int64_t n, int64_t r) {
-  const int64_t length = p.lengths ? p.lengths[n] : p.out.rows;
-  if (r >= length || p.stays(n, r)) return;
+  if (p.stays(n, r)) return;
   T* to = static_cast<T*>(p.out.data) + n * p.out.image_stride + r * p.out.row_stride;
-  const T* from = source_of<T>(p, n, r, length);
+  const T* from = source_of<T>(p, n, r);
   const size_t bytes = static_cast<size_t>(p.channels) * sizeof(T);
   if (from)
     std::memcpy(to, from, bytes);
@@ -42,11 +41,12 @@ void move(const MoveRowsParams& p, int64_t n, int64_t r) {
 
 template <class T>
 void pack_patch(const PackPatchesParams& p, int64_t n, int64_t r) {
-  if (r >= p.lengths[n]) return;
+  const bool row = r < p.lengths[n];
+  if (!row && !p.clear) return;
   const int64_t columns = p.x.size[3] / p.patch[1], patches = p.x.size[2] / p.patch[0] * columns;
   T* to = static_cast<T*>(p.out.data) + n * p.out.image_stride + r * p.out.row_stride;
   const int64_t t = p.index[n * p.out.rows + r];
-  const bool there = t >= 0 && t < patches;
+  const bool there = row && t >= 0 && t < patches;
   for (int64_t c = 0; c < p.x.size[1]; ++c)
     for (int64_t y = 0; y < p.patch[0]; ++y)
       for (int64_t x = 0; x < p.patch[1]; ++x, ++to)

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) query_grad_simt_kernel(const Attenti
     const Rows keys = {s.at<float>(p.k, s.kv_h, k0), p.k.stride * s.phases, count};
     float score[4][4], grad[4][4];
     multiply(queries, keys, dim, b, score);
-    multiply(outs, {s.at<float>(p.v, s.kv_h, k0), p.v.stride * s.phases, count}, dim, b, grad);
+    multiply(outs, Rows{s.at<float>(p.v, s.kv_h, k0), p.v.stride * s.phases, count}, dim, b, grad);
     softmax_grad<false>(p.scale, dropout, score, grad, b);
     accumulate<kColumns>(b.grads, keys, dim, c0, b, sums);
     __syncthreads();

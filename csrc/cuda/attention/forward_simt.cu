@@ -5,18 +5,6 @@ namespace sbnet::portable {
 namespace simt {
 namespace {
 
-// The largest (the sum) over the 16 threads of a row.
-__device__ __forceinline__ float row_max(float v) {
-#pragma unroll
-  for (int d = 8; d; d /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
-  return v;
-}
-__device__ __forceinline__ float row_sum(float v) {
-#pragma unroll
-  for (int d = 8; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);
-  return v;
-}
-
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) attention_simt_kernel(const AttentionParams p) {
   Buffers& b = begin();
@@ -34,7 +22,7 @@ __global__ void __launch_bounds__(kThreads) attention_simt_kernel(const Attentio
     const int k0 = t * kTile, count = min(s.k_length - k0, kTile);
     fill_bits<kThreads>(p, s, dropout, q0, k0, b.seen, b.kept);
     float score[4][4];
-    multiply(queries, {s.at<float>(p.k, s.kv_h, k0), p.k.stride * s.phases, count}, dim, b, score);
+    multiply(queries, Rows{s.at<float>(p.k, s.kv_h, k0), p.k.stride * s.phases, count}, dim, b, score);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int r = thread_y() * 4 + i;
@@ -61,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) attention_simt_kernel(const Attentio
 #pragma unroll
       for (float& v : sums[i]) v *= shrink;
     }
-    accumulate<kColumns>(b.weights, {s.at<float>(p.v, s.kv_h, k0), p.v.stride * s.phases, count}, dim, c0, b, sums);
+    accumulate<kColumns>(b.weights, Rows{s.at<float>(p.v, s.kv_h, k0), p.v.stride * s.phases, count}, dim, c0, b, sums);
     __syncthreads();  // before the next tile's bits and weights
   });
   float factor[4];

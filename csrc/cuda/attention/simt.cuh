@@ -33,20 +33,24 @@ struct Rows {
   const float* data;
   int64_t stride;
   int count;
+  __device__ const float* row(int r) const { return r < count ? data + r * stride : nullptr; }
 };
 
-__device__ __forceinline__ void load_chunk(const Rows& from, int dim, int d0, float* to) {
+template <class From>
+__device__ __forceinline__ void load_chunk(const From& from, int dim, int d0, float* to) {
   for (int i = threadIdx.x; i < kTile * kChunk / 4; i += kThreads) {
     const int r = i / (kChunk / 4), d = i % (kChunk / 4) * 4;
     float4 v = {0.f, 0.f, 0.f, 0.f};
-    if (r < from.count && d0 + d < dim) v = *reinterpret_cast<const float4*>(from.data + r * from.stride + d0 + d);
+    const float* row = from.row(r);
+    if (row && d0 + d < dim) v = *reinterpret_cast<const float4*>(row + d0 + d);
     float* at = to + r * kChunkPitch + d;
     at[0] = v.x, at[1] = v.y, at[2] = v.z, at[3] = v.w;
   }
 }
 
 // s[i][j] = left row 4y + i . right row x + 16j. Sums of chunks are added up, in the order of delta_of().
-__device__ __forceinline__ void multiply(const Rows& left, const Rows& right, int dim, Buffers& b, float (&s)[4][4]) {
+template <class Left, class Right, class B>
+__device__ __forceinline__ void multiply(const Left& left, const Right& right, int dim, B& b, float (&s)[4][4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -78,8 +82,8 @@ __device__ __forceinline__ void multiply(const Rows& left, const Rows& right, in
 }
 
 // sums[i][j] += weights row 4y + i . column c0 + x + 16j of the rows that go by.
-template <int kColumns>
-__device__ __forceinline__ void accumulate(const float* weights, const Rows& rows, int dim, int c0, Buffers& b,
+template <int kColumns, class From, class B>
+__device__ __forceinline__ void accumulate(const float* weights, const From& rows, int dim, int c0, B& b,
                                            float (&sums)[4][kColumns / 16]) {
   float part[4][kColumns / 16] = {};
   for (int r0 = 0; r0 < kTile; r0 += kChunk) {
@@ -87,7 +91,8 @@ __device__ __forceinline__ void accumulate(const float* weights, const Rows& row
     for (int i = threadIdx.x; i < kChunk * kColumns / 4; i += kThreads) {
       const int r = r0 + i / (kColumns / 4), d = c0 + i % (kColumns / 4) * 4;
       float4 v = {0.f, 0.f, 0.f, 0.f};
-      if (r < rows.count && d < dim) v = *reinterpret_cast<const float4*>(rows.data + r * rows.stride + d);
+      const float* row = rows.row(r);
+      if (row && d < dim) v = *reinterpret_cast<const float4*>(row + d);
       *reinterpret_cast<float4*>(b.rows + i * 4) = v;
     }
     __syncthreads();
@@ -108,6 +113,18 @@ __device__ __forceinline__ void accumulate(const float* weights, const Rows& row
   for (int i = 0; i < 4; ++i)
 #pragma unroll
     for (int j = 0; j < kColumns / 16; ++j) sums[i][j] += part[i][j];
+}
+
+// The largest (the sum) over the 16 threads of a row.
+__device__ __forceinline__ float row_max(float v) {
+#pragma unroll
+  for (int d = 8; d; d /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+__device__ __forceinline__ float row_sum(float v) {
+#pragma unroll
+  for (int d = 8; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+  return v;
 }
 
 // The first `count` of the 64 rows of a result, columns c0 ... of it.

@@ -6,51 +6,88 @@
 namespace sbnet::portable {
 namespace {
 
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+// The base of the exponents moves only when a score passes it by more: weights are below 2^8 otherwise.
+constexpr float kSlack = 8.f;
+
+// A tile of 16 * kEach rows a warp. kCosines: scores may be divided by lengths.
+template <class T_, int kDim_, int kEach_, Bias kBias_, bool kCosines_>
+struct Config {
+  using T = T_;
+  static constexpr int kDim = kDim_, kEach = kEach_, kRows = 16 * kWarps * kEach;
+  static constexpr Bias kBias = kBias_;
+  static constexpr bool kTables = kBias == Bias::kTables, kCosines = kCosines_;
+  // Scores are products times a number, which is multiplied in where their exponents are made.
+  static constexpr bool kPlain = kBias == Bias::kNone && !kCosines;
+  static constexpr int kAhead = kPlain && kDim == 64 ? 2 : 1;  // stages under way beside the one in use
+  static constexpr WindowTile kTile = WindowTile::of_halves(kRows, kDim, kAhead + 1);
+  static constexpr int kKeyBytes = kKeys * kDim * 2, kStage = 2 * kKeyBytes, kStages = kTile.stages;
+};
+
+// One by the length of a row of a tile, or by `least`.
+template <class T, int kDim>
+__device__ float length_factor(const uint8_t* tile, int row, int dim, float least) {
+  float sum = 0.f;
+  for (int word = 0; word * 8 < dim; ++word) {
+    const auto v = *reinterpret_cast<const Pack<T, 8>*>(tile + word_at<kDim>(row, word));
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum = fmaf(to_float(v.v[e]), to_float(v.v[e]), sum);
+  }
+  return 1.f / fmaxf(sqrtf(sum), least);
+}
+
+// What tables add to scores in base 2: of a row i C + j, queries by row i of one table and by row j of the other.
+template <class C>
+__device__ void relative_products(const Args& a, const uint8_t* queries, const int* places, int rows, float* to) {
+  using T = typename C::T;
+  const WindowAttentionParams& p = a.p;
+  const int width = p.table_rows + p.table_columns;
+  const int stride = WindowTile::relative_stride(p.table_rows, p.table_columns);
+  for (int i = threadIdx.x; i < rows * width; i += kThreads) {
+    const int row = i / width, other = i % width;
+    uint32_t y, x;
+    a.table_columns.divmod(places[row], &y, &x);
+    const T* table =
+        other < p.table_rows
+            ? static_cast<const T*>(p.row_table) + (int64_t{y} * p.table_rows + other) * p.dim
+            : static_cast<const T*>(p.column_table) + (int64_t{x} * p.table_columns + other - p.table_rows) * p.dim;
+    float sum = 0.f;
+#pragma unroll 4
+    for (int w = 0; w * 8 < p.dim; ++w) {
+      const auto left = *reinterpret_cast<const Pack<T, 8>*>(queries + word_at<C::kDim>(row, w));
+      const auto right = *reinterpret_cast<const Pack<T, 8>*>(table + w * 8);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum = fmaf(to_float(left.v[e]), to_float(right.v[e]), sum);
+    }
+    to[row * stride + other] = sum * kLog2e;
+  }
+}
+
 template <class C>
 __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 : 2)
     window_attention_kernel(const __grid_constant__ Args a) {
   using T = typename C::T;
   constexpr int kDim = C::kDim, kEach = C::kEach, kRows = C::kRows, kWords = kDim / 8, kPass = kThreads / kWords;
+  constexpr WindowTile kParts = C::kTile;
   extern __shared__ __align__(1024) uint8_t shared[];
   const WindowAttentionParams& p = a.p;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t tiles = static_cast<uint32_t>(p.windows) * a.tiles, tile_of_image = blockIdx.x % tiles;
-  const int window = tile_of_image / a.tiles, first = tile_of_image % a.tiles * kRows;
-  const int head = blockIdx.x / tiles % p.heads;
-  const int64_t n = blockIdx.x / tiles / p.heads;
-  int* row_pixels = reinterpret_cast<int*>(shared + C::kRowPixels);
-  int* row_places = reinterpret_cast<int*>(shared + C::kRowPlaces);
-  float* row_factors = reinterpret_cast<float*>(shared + C::kRowFactors);
-  float* key_factors = reinterpret_cast<float*>(shared + C::kKeyFactors);
-  int* sums = reinterpret_cast<int*>(shared + C::kSums);
-  uint16_t* list =
-      reinterpret_cast<uint16_t*>(shared + C::kList);  // places; with tables their row and column, a byte each
-  float* relative = reinterpret_cast<float*>(shared + C::relative_at(p));
-  const int64_t* row_index = p.row_index + int64_t{window} * p.rows;
+  const WindowWork work(a, kRows);
+  const int window = work.window, head = work.head;
+  const int64_t n = work.n;
+  int* row_pixels = reinterpret_cast<int*>(shared + kParts.pixels);
+  int* row_places = reinterpret_cast<int*>(shared + kParts.places);
+  float* row_factors = reinterpret_cast<float*>(shared + kParts.row_factors);
+  float* key_factors = reinterpret_cast<float*>(shared + kParts.key_factors);
+  int* sums = reinterpret_cast<int*>(shared + kParts.sums);
+  uint16_t* list = reinterpret_cast<uint16_t*>(shared + kParts.list);
+  float* relative = reinterpret_cast<float*>(shared + kParts.relative(p.keys));
   const int64_t* key_index = p.key_index + int64_t{window} * p.keys;
   for (int i = threadIdx.x; i < kRows; i += kThreads) row_pixels[i] = -1, row_places[i] = 0;
-  grid_dependency_wait();
-  const Active active = {a, n};
-  const auto row_there = [&](int place) {
-    const int64_t pixel = pixel_of(row_index, place, p.queries());
-    return pixel >= 0 && active.query(pixel);
-  };
-  const auto put_row = [&](int at, int place) {
-    if (at < first || at >= first + kRows) return;
-    row_places[at - first] = place;
-    row_pixels[at - first] = static_cast<int>(row_index[place]) - 1;
-  };
-  int rows;  // of this tile
   __syncthreads();
-  if (a.row_lists) {
-    rows = min(list_places(p.rows, sums, row_there, put_row) - first, kRows);
-  } else {
-    bool any = false;
-    for (int place = first + threadIdx.x; place < min(first + kRows, p.rows); place += kThreads)
-      if (row_there(place)) put_row(place, place), any = true;
-    rows = __syncthreads_or(any) ? kRows : 0;
-  }
-  if (rows <= 0) return;
+  grid_dependency_wait();
+  const int rows = list_rows<kThreads, kRows>(a, work, row_pixels, row_places, sums);
+  if (!rows) return;
   // Queries, and keys meanwhile.
   const uint32_t memory = shared_address(shared);
   const int word = threadIdx.x % kWords;
@@ -58,38 +95,25 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     cp_async_16(to + word_at<kDim>(row, word), from ? from + word * 8 : static_cast<const T*>(p.q.data), from);
   };
   const int64_t q_stride = p.stride(p.q), k_stride = p.stride(p.k), v_stride = p.stride(p.v);
-  const T* q = static_cast<const T*>(p.q.data) + n * p.q.stride[0] + p.starts[0] + head * p.dim;
-  const T* k = static_cast<const T*>(p.k.data) + n * p.k.stride[0] + p.starts[1] + head * p.dim;
-  const T* v = static_cast<const T*>(p.v.data) + n * p.v.stride[0] + p.starts[2] + head * p.value_dim;
+  const T* q = head_of<T>(p.q, n, p.starts[0], head * p.dim);
+  const T* k = head_of<T>(p.k, n, p.starts[1], head * p.dim);
+  const T* v = head_of<T>(p.v, n, p.starts[2], head * p.value_dim);
 #pragma unroll
   for (int row = threadIdx.x / kWords; row < kRows; row += kPass) {
     const int pixel = row_pixels[row];
     copy(memory, row, pixel >= 0 && word * 8 < p.dim ? q + pixel * q_stride : nullptr);
   }
   cp_async_commit();
-  const auto key_there = [&](int place) {
-    const int64_t pixel = pixel_of(key_index, place, p.pixels_of_keys());
-    return pixel < 0 || active.key(pixel);
-  };
-  const int keys = list_places(p.keys, sums, key_there, [&](int at, int place) {
-    if constexpr (C::kBias == Bias::kTables) {
-      uint32_t y, x;
-      a.table_columns.divmod(place, &y, &x);
-      place = y << 8 | x;
-    }
-    list[at] = static_cast<uint16_t>(place);
-  });
+  const int keys = list_keys<kThreads, C::kBias>(a, work, list, sums);
   const T* k_fill = p.k_fill ? static_cast<const T*>(p.k_fill) + head * p.dim : nullptr;
   const T* v_fill = p.v_fill ? static_cast<const T*>(p.v_fill) + head * p.value_dim : nullptr;
   const auto load = [&](int k0, int stage) {
     const uint32_t to = memory + C::kStages + stage * C::kStage;
 #pragma unroll
-    for (int row = threadIdx.x / kWords; row < kKeys; row += kPass) {
+    for (int row = threadIdx.x / kWords; row < kKeys && k0 < keys; row += kPass) {
       const T *from_k = nullptr, *from_v = nullptr;
       if (k0 + row < keys) {
-        int place = list[k0 + row];
-        if constexpr (C::kBias == Bias::kTables) place = (place >> 8) * p.table_columns + (place & 255);
-        const int64_t pixel = pixel_of(key_index, place, p.pixels_of_keys());
+        const int64_t pixel = pixel_of_key<C::kBias>(a, key_index, list[k0 + row]);
         from_k = pixel >= 0 ? k + pixel * k_stride : k_fill;
         from_v = pixel >= 0 ? v + pixel * v_stride : v_fill;
       }
@@ -98,13 +122,15 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     }
     cp_async_commit();
   };
-  load(0, 0);
-  cp_async_wait<1>();
+#pragma unroll
+  for (int i = 0; i < C::kAhead; ++i) load(i * kKeys, i);
+  cp_async_wait<C::kAhead>();
   __syncthreads();
-  if (p.normalize > 0.f)
+  const bool cosines = C::kCosines && p.normalize > 0.f;
+  if (cosines)
     for (int row = threadIdx.x; row < kRows; row += kThreads)
       row_factors[row] = length_factor<T, kDim>(shared, row, p.dim, p.normalize);
-  if constexpr (C::kBias == Bias::kTables) relative_products<C>(a, shared, row_places, rows, relative);
+  if constexpr (C::kTables) relative_products<C>(a, shared, row_places, rows, relative);
   __syncthreads();
   const float factor = p.scale * (p.scales.data ? number<T>(p.scales, head) : 1.f) * kLog2e;
   const int w0 = warp * 16 * kEach;
@@ -116,29 +142,44 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
 #pragma unroll
     for (int d = 0; d < kWords / 2; ++d)
       load_matrix_x4((memory + left_at<kDim>(w0 + m * 16)) ^ (d << 5), queries[m][d]);
+  if (C::kPlain &&
+      !(factor > 0.f)) {  // the sign, or the 0, goes to the queries: the largest score is of the largest product
+#pragma unroll
+    for (int m = 0; m < kEach; ++m)
+#pragma unroll
+      for (int d = 0; d < kWords / 2; ++d)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) queries[m][d][i] = factor < 0.f ? queries[m][d][i] ^ 0x80008000u : 0u;
+  }
+  const float scale = factor == 0.f ? 1.f : fabsf(factor);
   float row_factor[2 * kEach];
   const float* added[2 * kEach];  // products with tables, or (below) a row of the matrix
   int bias_at[2 * kEach];
   const int64_t bias_of_window = ((p.bias_windows > 1 ? window : 0) * int64_t{p.heads} + head) * p.rows * p.keys;
 #pragma unroll
   for (int i = 0; i < 2 * kEach; ++i) {
-    row_factor[i] = factor * (p.normalize > 0.f ? row_factors[row_of(i)] : 1.f);
-    if constexpr (C::kBias == Bias::kTables) added[i] = relative + row_of(i) * C::relative_stride(p);
+    row_factor[i] = factor * (cosines ? row_factors[row_of(i)] : 1.f);
+    if constexpr (C::kTables)
+      added[i] = relative + row_of(i) * WindowTile::relative_stride(p.table_rows, p.table_columns);
     bias_at[i] = row_places[row_of(i)] * p.keys;
   }
   float out[kEach][kWords][4] = {}, base[2 * kEach], total[2 * kEach] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kEach; ++i) base[i] = -3e38f;  // not -inf, which less itself would be NaN
-  for (int k0 = 0, stage = 0; k0 < keys; k0 += kKeys, stage ^= 1) {
-    if (k0 + kKeys < keys) {
-      load(k0 + kKeys, stage ^ 1);
-      cp_async_wait<1>();
-    } else {
-      cp_async_wait<0>();
-    }
-    __syncthreads();
+  const auto move_base = [&](int i, float most) {  // of row i of this lane, to the largest over the lanes of the row
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    const float shrink = exp2_approx(base[i] - most);
+    base[i] = most, total[i] *= shrink;
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) out[i / 2][j][i % 2 * 2] *= shrink, out[i / 2][j][i % 2 * 2 + 1] *= shrink;
+  };
+  for (int k0 = 0, stage = 0; k0 < keys; k0 += kKeys, stage = stage == C::kAhead ? 0 : stage + 1) {
+    cp_async_wait<C::kAhead - 1>();
+    __syncthreads();  // and the stage before this one is free
+    load(k0 + C::kAhead * kKeys, stage == 0 ? C::kAhead : stage - 1);
     const int tile = C::kStages + stage * C::kStage;
-    if (p.normalize > 0.f) {
+    if (cosines) {
       if (threadIdx.x < kKeys)
         key_factors[threadIdx.x] = length_factor<T, kDim>(shared + tile, threadIdx.x, p.dim, p.normalize);
       __syncthreads();
@@ -166,40 +207,60 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
         }
       }
       const bool part = k0 + kKeys > keys;
-      float most[2 * kEach];
+      if constexpr (C::kPlain) {
+        if (part) {
 #pragma unroll
-      for (int i = 0; i < 2 * kEach; ++i) most[i] = base[i];
+          for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        const int at = j * 8 + lane % 4 * 2;
-        uint32_t places = 0;  // of two keys; past the last key of any
-        if constexpr (C::kBias != Bias::kNone)
-          if (k0 + at < keys) places = *reinterpret_cast<const uint32_t*>(list + k0 + at);
+            for (int e = 0; e < 4; ++e)
+              if (k0 + j * 8 + lane % 4 * 2 + e % 2 >= keys)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int place = C::kBias == Bias::kNone || (e && k0 + at + 1 >= keys) ? 0 : places >> 16 * e & 0xffff;
-          const float by = p.normalize > 0.f ? key_factors[at + e] : 1.f;
+                for (int m = 0; m < kEach; ++m) score[m][j][e] = -INFINITY;
+        }
+        float most[2 * kEach];
+        bool grew = false;
 #pragma unroll
-          for (int i = 0; i < 2 * kEach; ++i) {
-            float& s = score[i / 2][j][i % 2 * 2 + e];
-            s *= row_factor[i];
-            if (p.normalize > 0.f) s *= by;
-            if constexpr (C::kBias == Bias::kMatrix)
-              s = fmaf(number<T>(p.bias, bias_of_window + bias_at[i] + place), kLog2e, s);
-            if constexpr (C::kBias == Bias::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
-            if (part && k0 + at + e >= keys) s = -INFINITY;
-            most[i] = fmaxf(most[i], s);
+        for (int i = 0; i < 2 * kEach; ++i) {
+          most[i] = -INFINITY;
+#pragma unroll
+          for (int j = 0; j < kKeys / 8; ++j)
+            most[i] = fmaxf(most[i], fmaxf(score[i / 2][j][i % 2 * 2], score[i / 2][j][i % 2 * 2 + 1]));
+          most[i] *= scale;
+          grew |= most[i] > base[i] + kSlack;
+        }
+        if (__any_sync(~0u, grew)) {
+#pragma unroll
+          for (int i = 0; i < 2 * kEach; ++i) move_base(i, fmaxf(most[i], base[i]));
+        }
+      } else {
+        float most[2 * kEach];
+#pragma unroll
+        for (int i = 0; i < 2 * kEach; ++i) most[i] = base[i];
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; ++j) {
+          const int at = j * 8 + lane % 4 * 2;
+          uint32_t places = 0;  // of two keys; past the last key of any
+          if constexpr (C::kBias != Bias::kNone)
+            if (k0 + at < keys) places = *reinterpret_cast<const uint32_t*>(list + k0 + at);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int place = C::kBias == Bias::kNone || (e && k0 + at + 1 >= keys) ? 0 : places >> 16 * e & 0xffff;
+            const float by = cosines ? key_factors[at + e] : 1.f;
+#pragma unroll
+            for (int i = 0; i < 2 * kEach; ++i) {
+              float& s = score[i / 2][j][i % 2 * 2 + e];
+              s *= row_factor[i];
+              if (cosines) s *= by;
+              if constexpr (C::kBias == Bias::kMatrix)
+                s = fmaf(number<T>(p.bias, bias_of_window + bias_at[i] + place), kLog2e, s);
+              if constexpr (C::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
+              if (part && k0 + at + e >= keys) s = -INFINITY;
+              most[i] = fmaxf(most[i], s);
+            }
           }
         }
-      }
 #pragma unroll
-      for (int i = 0; i < 2 * kEach; ++i) {
-        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
-        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
-        const float shrink = exp2_approx(base[i] - most[i]);
-        base[i] = most[i], total[i] *= shrink;
-#pragma unroll
-        for (int j = 0; j < kWords; ++j) out[i / 2][j][i % 2 * 2] *= shrink, out[i / 2][j][i % 2 * 2 + 1] *= shrink;
+        for (int i = 0; i < 2 * kEach; ++i) move_base(i, most[i]);
       }
       const uint32_t v_at = memory + tile + C::kKeyBytes + left_at<kDim>(0);
 #pragma unroll
@@ -212,7 +273,10 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
           for (int i = 0; i < 4; ++i) {
             const float (&s)[4] = score[m][2 * c + i / 2];
             const int r = i % 2, row = 2 * m + r;
-            const float left = exp2_approx(s[2 * r] - base[row]), right = exp2_approx(s[2 * r + 1] - base[row]);
+            const auto weight = [&](float v) {
+              return exp2_approx(C::kPlain ? fmaf(v, scale, -base[row]) : v - base[row]);
+            };
+            const float left = weight(s[2 * r]), right = weight(s[2 * r + 1]);
             total[row] += left + right;
             weights[m][i] = pair<T>(left, right);
           }
@@ -229,7 +293,6 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
         }
       }
     }
-    __syncthreads();  // the stage is free
   }
   cp_async_wait<0>();
   const int64_t out_stride = p.stride(p.out);
@@ -252,38 +315,30 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
 
 template <class C>
 Status launch(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  constexpr auto kernel = window_attention_kernel<C>;
-  constexpr int kMost = 99 * 1024;
-  const int bytes = C::bytes(p), tiles = (p.rows + C::kRows - 1) / C::kRows;
-  SBNET_CHECK(bytes <= kMost && p.table_rows <= 256 && p.table_columns <= 256,
-              "%s: row_table, column_table: expected fewer rows and columns, got %d and %d", kOp, p.table_rows,
-              p.table_columns);
-  const int64_t ctas = size_product({p.windows, tiles, p.heads, p.q.size[0]});
-  SBNET_CHECK(ctas <= INT32_MAX, "%s: q: expected fewer than 2^31 tiles of rows, got %lld", kOp,
-              static_cast<long long>(ctas));
-  SBNET_TRY(allow_shared<kernel>(kOp, device, kMost));
-  const Args args = {
-      p,     FastDiv(p.q.size[3]),     FastDiv(p.grid.size[0]), FastDiv(p.grid.size[1]), FastDiv(p.table_columns),
-      tiles, p.rows <= kMostWindowKeys};
-  const dim3 grid(static_cast<unsigned>(ctas));
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, grid, dim3(kThreads), bytes, stream, args));
-  return ok_status();
+  return launch_windows<kThreads, window_attention_kernel<C>>(p, C::kTile, device, stream);
 }
 
-// Two operands of rows a warp use each fragment of keys twice, where windows have rows enough.
-template <class T, Bias kBias>
+// Two operands of rows a warp use each fragment of keys twice, where rows are enough for all multiprocessors.
+template <class T, Bias kBias, bool kCosines>
 Status launch_of(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  if (p.dim > 64 || p.value_dim > 64) return launch<Config<T, 128, 1, kBias>>(p, device, stream);
-  if constexpr (kBias == Bias::kNone)
-    if (p.rows >= 256) return launch<Config<T, 64, 2, kBias>>(p, device, stream);
-  return launch<Config<T, 64, 1, kBias>>(p, device, stream);
+  if (p.dim > 64 || p.value_dim > 64) return launch<Config<T, 128, 1, kBias, kCosines>>(p, device, stream);
+  if constexpr (kBias == Bias::kNone && !kCosines)
+    if (p.rows >= 256 && size_product({(p.rows + 127) / 128, p.windows, p.heads, p.q.size[0]}) >= 2 * device.sm_count)
+      return launch<Config<T, 64, 2, kBias, kCosines>>(p, device, stream);
+  return launch<Config<T, 64, 1, kBias, kCosines>>(p, device, stream);
+}
+
+template <class T, Bias kBias>
+Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return p.normalize > 0.f ? launch_of<T, kBias, true>(p, device, stream)
+                           : launch_of<T, kBias, false>(p, device, stream);
 }
 
 template <class T>
 Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  SBNET_CHECK(!p.bias.data || !p.row_table, "%s: bias: expected none beside tables", kOp);
-  if (p.row_table) return launch_of<T, Bias::kTables>(p, device, stream);
-  return p.bias.data ? launch_of<T, Bias::kMatrix>(p, device, stream) : launch_of<T, Bias::kNone>(p, device, stream);
+  if (p.row_table) return launch_of<T, Bias::kTables, true>(p, device, stream);
+  return p.bias.data ? launch_with<T, Bias::kMatrix>(p, device, stream)
+                     : launch_with<T, Bias::kNone>(p, device, stream);
 }
 
 }  // namespace
@@ -292,12 +347,12 @@ Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cud
 sbnet::Status sbnet_window_attention_cuda(const sbnet::WindowAttentionParams* p, void* stream_handle) {
   using namespace sbnet;
   using namespace sbnet::portable;
-  SBNET_TRY(validate(*p));
-  SBNET_CHECK(p->q.dtype != DType::kF32, "%s: q: dtype: expected float16 or bfloat16 on CUDA, got float32", kOp);
+  SBNET_TRY(validate_on_cuda(*p));
   if (!p->q.size[0] || !p->windows || !p->rows) return ok_status();
   DeviceInfo device;
-  SBNET_TRY(current_device(kOp, &device));
+  SBNET_TRY(current_device(kWindowOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
+  if (p->q.dtype == DType::kF32) return launch_window_attention_simt(*p, device, stream);
   return p->q.dtype == DType::kF16 ? launch_with<__half>(*p, device, stream)
                                    : launch_with<__nv_bfloat16>(*p, device, stream);
 }

@@ -2,43 +2,21 @@
 #pragma once
 #include "core/attention/window_attention.h"
 #include "cuda/attention/tiles.cuh"
+#include "cuda/scan.cuh"
 
 namespace sbnet::portable {
 
-constexpr const char* kOp = "window_attention";
-constexpr int kThreads = 128, kWarps = kThreads / 32, kKeys = 64, kMostOfThread = kMostWindowKeys / kThreads;
-static_assert(kMostOfThread == 64, "what a thread lists is the bits of a word");
+constexpr const char* kWindowOp = "window_attention";
+constexpr int kKeys = WindowTile::kKeys;
 
 enum class Bias { kNone, kMatrix, kTables };
 
 struct Args {
   WindowAttentionParams p;
   FastDiv columns, block_rows, block_columns, table_columns;
-  uint32_t tiles;  // of a window's rows
-  bool row_lists;  // a tile's rows are active ones; else, of very large windows, rows that follow one another
-};
-
-// A tile of 16 * kEach rows a warp, and bytes of shared memory: queries, two stages of keys and values, what belongs to
-// rows, the list of keys, and the products of queries with tables.
-template <class T_, int kDim_, int kEach_, Bias kBias_>
-struct Config {
-  using T = T_;
-  static constexpr int kDim = kDim_, kEach = kEach_, kRows = 16 * kWarps * kEach;
-  static constexpr Bias kBias = kBias_;
-  static constexpr int kKeyBytes = kKeys * kDim * 2, kStage = 2 * kKeyBytes, kStages = kRows * kDim * 2,
-                       kRowPixels = kStages + 2 * kStage, kRowPlaces = kRowPixels + kRows * 4,
-                       kRowFactors = kRowPlaces + kRows * 4, kKeyFactors = kRowFactors + kRows * 4,
-                       kSums = kKeyFactors + kKeys * 4, kList = kSums + kWarps * 4;
-  static __host__ __device__ int relative_at(const WindowAttentionParams& p) {
-    return kList + (p.keys * 2 + 15) / 16 * 16;
-  }
-  // Of a row of products: eight rows of them, a few columns apart, lie in different banks.
-  static __host__ __device__ int relative_stride(const WindowAttentionParams& p) {
-    return (p.table_rows + p.table_columns + 23) / 32 * 32 + 8;
-  }
-  static int bytes(const WindowAttentionParams& p) {
-    return relative_at(p) + (p.row_table ? kRows * relative_stride(p) * 4 : 0);
-  }
+  uint32_t tiles;   // of a window's rows
+  bool row_lists;   // a tile's rows are active ones; else, of very large windows, rows that follow one another
+  bool key_pixels;  // keys are listed by their pixels, from 1 on, where they fit 16 bits; else by their places
 };
 
 template <class T>
@@ -65,13 +43,14 @@ struct Active {
 // The pixel of an entry of an index, -1: padding.
 __device__ inline int64_t pixel_of(const int64_t* index, int64_t at, int pixels) {
   const int64_t pixel = index[at] - 1;
-  return pixel < pixels ? pixel : -1;
+  return pixel >= 0 && pixel < pixels ? pixel : -1;
 }
 
 // How many of `length` places are there; put(k, place) is called for the k-th of them. Every thread calls.
-template <class There, class Put>
+template <int kThreads, class There, class Put>
 __device__ int list_places(int length, int* sums, const There& there, const Put& put) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (length + kThreads - 1) / kThreads;
+  static_assert(kMostWindowKeys <= 64 * kThreads, "what a thread lists is the bits of a word");
+  const int each = (length + kThreads - 1) / kThreads;
   const int begin = min(static_cast<int>(threadIdx.x) * each, length), end = min(begin + each, length);
   uint64_t bits = 0;
   constexpr int kAtOnce = 8;  // loads under way
@@ -79,62 +58,119 @@ __device__ int list_places(int length, int* sums, const There& there, const Put&
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u)
       if (i + u < end) bits |= static_cast<uint64_t>(there(i + u)) << (i + u - begin);
-  const int mine = __popcll(bits);
-  int sum = mine;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += before;
-  }
-  if (lane == 31) sums[warp] = sum;
-  __syncthreads();
-  int at = sum - mine, all = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) at += sums[w];
-    all += sums[w];
-  }
+  int all, at = sum_before<kThreads>(__popcll(bits), sums, &all);
   for (; bits; bits &= bits - 1) put(at++, begin + __ffsll(static_cast<long long>(bits)) - 1);
   __syncthreads();
   return all;
 }
 
-// One by the length of a row of a tile, or by `least`.
-template <class T, int kDim>
-__device__ float length_factor(const uint8_t* tile, int row, int dim, float least) {
-  float sum = 0.f;
-  for (int word = 0; word * 8 < dim; ++word) {
-    const auto v = *reinterpret_cast<const Pack<T, 8>*>(tile + word_at<kDim>(row, word));
-#pragma unroll
-    for (int e = 0; e < 8; ++e) sum = fmaf(to_float(v.v[e]), to_float(v.v[e]), sum);
+// The window, head and image of a CTA, and its first row.
+struct WindowWork {
+  int window, first, head;
+  int64_t n;
+  __device__ WindowWork(const Args& a, int rows) {
+    const uint32_t tiles = static_cast<uint32_t>(a.p.windows) * a.tiles, tile = blockIdx.x % tiles;
+    window = tile / a.tiles, first = tile % a.tiles * rows, head = blockIdx.x / tiles % a.p.heads;
+    n = blockIdx.x / tiles / a.p.heads;
   }
-  return 1.f / fmaxf(sqrtf(sum), least);
+};
+
+// Lists the pixels (-1: none) and places of a tile's rows; how many: 0 where none is active. Every thread calls.
+template <int kThreads, int kRows>
+__device__ int list_rows(const Args& a, const WindowWork& work, int* pixels, int* places, int* sums) {
+  const WindowAttentionParams& p = a.p;
+  const int64_t* index = p.row_index + int64_t{work.window} * p.rows;
+  const Active active = {a, work.n};
+  const int first = work.first;
+  if (const auto& listed = p.listed_rows; listed.order) {
+    const int rows = min(listed.lengths[work.n] - first, kRows);
+    for (int i = threadIdx.x; i < rows; i += kThreads) {
+      const int64_t pixel = listed.order[work.n * listed.capacity + first + i];
+      if (pixel >= 0 && pixel < p.queries()) pixels[i] = places[i] = static_cast<int>(pixel);
+    }
+    __syncthreads();
+    return max(rows, 0);
+  }
+  const auto there = [&](int place) {
+    const int64_t pixel = pixel_of(index, place, p.queries());
+    return pixel >= 0 && active.query(pixel);
+  };
+  const auto put = [&](int at, int place) {
+    if (at < first || at >= first + kRows) return;
+    places[at - first] = place;
+    pixels[at - first] = static_cast<int>(index[place]) - 1;
+  };
+  if (a.row_lists) return max(min(list_places<kThreads>(p.rows, sums, there, put) - first, kRows), 0);
+  bool any = false;
+  for (int place = first + threadIdx.x; place < min(first + kRows, p.rows); place += kThreads)
+    if (there(place)) put(place, place), any = true;
+  return __syncthreads_or(any) ? kRows : 0;
 }
 
-// What tables add to scores in base 2: of a row i C + j, queries by row i of one table and by row j of the other.
-template <class C>
-__device__ void relative_products(const Args& a, const uint8_t* queries, const int* places, int rows, float* to) {
-  using T = typename C::T;
+// Lists the keys of a window. A bias needs their places, of which tables have the row and column, a byte each; without
+// one they are pixels where they can be, and nothing has to wait for the index again. Every thread calls.
+template <int kThreads, Bias kBias>
+__device__ int list_keys(const Args& a, const WindowWork& work, uint16_t* list, int* sums) {
   const WindowAttentionParams& p = a.p;
-  const int width = p.table_rows + p.table_columns, stride = C::relative_stride(p);
-  for (int i = threadIdx.x; i < rows * width; i += kThreads) {
-    const int row = i / width, other = i % width;
-    uint32_t y, x;
-    a.table_columns.divmod(places[row], &y, &x);
-    const T* table =
-        other < p.table_rows
-            ? static_cast<const T*>(p.row_table) + (int64_t{y} * p.table_rows + other) * p.dim
-            : static_cast<const T*>(p.column_table) + (int64_t{x} * p.table_columns + other - p.table_rows) * p.dim;
-    float sum = 0.f;
-#pragma unroll 4
-    for (int w = 0; w * 8 < p.dim; ++w) {
-      const auto left = *reinterpret_cast<const Pack<T, 8>*>(queries + word_at<C::kDim>(row, w));
-      const auto right = *reinterpret_cast<const Pack<T, 8>*>(table + w * 8);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum = fmaf(to_float(left.v[e]), to_float(right.v[e]), sum);
+  const int64_t* index = p.key_index + int64_t{work.window} * p.keys;
+  const Active active = {a, work.n};
+  const auto there = [&](int place) {
+    const int64_t pixel = pixel_of(index, place, p.pixels_of_keys());
+    return pixel < 0 || active.key(pixel);
+  };
+  const auto put = [&](int at, int place) {
+    if constexpr (kBias == Bias::kTables) {
+      uint32_t y, x;
+      a.table_columns.divmod(place, &y, &x);
+      place = y << 8 | x;
     }
-    to[row * stride + other] = sum * kLog2e;
+    if (kBias == Bias::kNone && a.key_pixels)
+      place = p.listed_keys.order ? place + 1 : static_cast<int>(pixel_of(index, place, p.pixels_of_keys())) + 1;
+    list[at] = static_cast<uint16_t>(place);
+  };
+  if (const auto& listed = p.listed_keys; listed.order) {  // places are pixels
+    const int keys = min(listed.lengths[work.n], p.keys);
+    for (int i = threadIdx.x; i < keys; i += kThreads) {
+      const int64_t pixel = listed.order[work.n * listed.capacity + i];
+      put(i, pixel >= 0 && pixel < p.keys ? static_cast<int>(pixel) : 0);
+    }
+    __syncthreads();
+    return max(keys, 0);
   }
+  return list_places<kThreads>(p.keys, sums, there, put);
 }
+
+// The pixel of a listed key, -1: padding.
+template <Bias kBias>
+__device__ int64_t pixel_of_key(const Args& a, const int64_t* index, int listed) {
+  if (kBias == Bias::kNone && a.key_pixels) return listed - 1;
+  if constexpr (kBias == Bias::kTables) listed = (listed >> 8) * a.p.table_columns + (listed & 255);
+  return pixel_of(index, listed, a.p.pixels_of_keys());
+}
+
+// A row of q, k or v of a pixel.
+template <class T>
+__device__ const T* head_of(const TensorView& t, int64_t n, int64_t start, int64_t channel) {
+  return static_cast<const T*>(t.data) + n * t.stride[0] + start + channel;
+}
+
+// Launches a kernel of a window a CTA of kThreads and `tile.rows` rows.
+template <int kThreads, void (*kernel)(Args)>
+Status launch_windows(const WindowAttentionParams& p, const WindowTile& tile, const DeviceInfo& device,
+                      cudaStream_t stream) {
+  const uint32_t tiles = (p.rows + tile.rows - 1) / tile.rows;
+  const int64_t ctas = size_product({p.windows, tiles, p.heads, p.q.size[0]});
+  SBNET_CHECK(ctas <= INT32_MAX, "%s: q: expected fewer than 2^31 tiles of rows, got %lld", kWindowOp,
+              static_cast<long long>(ctas));
+  SBNET_TRY(allow_shared<kernel>(kWindowOp, device, kWindowShared));
+  const Args args = {
+      p,     FastDiv(p.q.size[3]),      FastDiv(p.grid.size[0]),    FastDiv(p.grid.size[1]), FastDiv(p.table_columns),
+      tiles, p.rows <= kMostWindowKeys, p.pixels_of_keys() < 0xffff};
+  SBNET_CUDA_TRY(kWindowOp, launch_dependent(device, kernel, dim3(static_cast<unsigned>(ctas)), dim3(kThreads),
+                                             tile.bytes(p.keys, p.table_rows, p.table_columns), stream, args));
+  return ok_status();
+}
+
+Status launch_window_attention_simt(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream);
 
 }  // namespace sbnet::portable

@@ -224,7 +224,7 @@ GradParts elements_parts(const ConvWeightGradParams& p, const DeviceInfo& device
   const int64_t tiles = tiles_of(p);
   GradParts parts(p, PixelList(p.conv).pixels_per_block, (int64_t{3} * device.sm_count + tiles - 1) / tiles, kChunk,
                   kLeastChunks);
-  if (has_clusters(device)) parts.join();
+  if (has_clusters(device)) parts.join(int64_t{3} * device.sm_count, tiles);
   return parts;
 }
 

@@ -41,10 +41,15 @@ struct GradParts {
     cut();
   }
   void cut() { quads = columns % 4 == 0 && (stored() > 1 || packed); }
-  // Adds up to four parts in a cluster: clusters of eight would not fill all of a device's multiprocessors.
-  void join() {
-    cluster = most >= 4 ? 4 : most >= 2 ? 2 : 1;
-    most -= most % cluster;
+  // Adds parts in clusters, of `slots` CTAs that a device holds at once. Clusters of four fill ten elevenths of an
+  // H200, of eight no more; of two all of it. What does not fit would be a second wave.
+  void join(int64_t slots, int64_t tiles) {
+    const int32_t four = static_cast<int32_t>(std::min<int64_t>(most, slots * 10 / 11 / tiles)) / 4 * 4;
+    const int32_t two = most / 2 * 2;
+    if (four && four * 10 >= two * 9)
+      cluster = 4, most = four;
+    else if (two)
+      cluster = 2, most = two;
     cut();
   }
   __host__ __device__ int64_t chunks(int64_t blocks) const { return (blocks * block_pixels + chunk - 1) / chunk; }
@@ -91,9 +96,10 @@ __device__ __forceinline__ void store_gradient(const TensorView& weight, const F
 Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,
                  const DeviceInfo& device, cudaStream_t stream);
 
-// Parts so that CTAs fill the device once, two a multiprocessor; a few less, as whole clusters must find room.
+// CTAs of these kernels that a device holds at once, and parts so that it holds all.
+inline int64_t grad_slots(const DeviceInfo& device) { return int64_t{2} * device.sm_count; }
 inline int64_t parts_for(const DeviceInfo& device, int64_t tiles) {
-  return std::max<int64_t>(2 * device.sm_count - 8, 1) / std::max<int64_t>(tiles, 1);
+  return grad_slots(device) / std::max<int64_t>(tiles, 1);
 }
 
 // May all pixels' places be told in 32 bits of words?

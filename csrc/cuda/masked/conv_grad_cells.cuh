@@ -131,7 +131,7 @@ inline int64_t cell_tiles(const Conv2dParams& p, int64_t columns, int width) {
 inline GradParts parts_of_cells(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t tiles) {
   const int64_t block = cells_of(p.conv, 0) * cells_of(p.conv, 1) * kCell * kCell;
   GradParts parts(p, block, parts_for(device, tiles), kCell * kCell, kLeastCells);
-  if (has_clusters(device)) parts.join();
+  if (has_clusters(device)) parts.join(grad_slots(device), tiles);
   return parts;
 }
 inline CellsPlan plan_of_cells(const Conv2dParams& p, const GradParts& parts, int64_t columns, int width) {

@@ -263,9 +263,9 @@ int down_of(const ConvWeightGradParams& p) {
 }
 
 GradParts rows_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
-  GradParts parts(p, PixelList(p.conv).pixels_per_block, parts_for(device, tiles_of(p, down_of(p))), kChunk,
-                  kLeastChunks);
-  if (has_clusters(device)) parts.join();
+  const int64_t tiles = tiles_of(p, down_of(p));
+  GradParts parts(p, PixelList(p.conv).pixels_per_block, parts_for(device, tiles), kChunk, kLeastChunks);
+  if (has_clusters(device)) parts.join(grad_slots(device), tiles);
   return parts;
 }
 

@@ -230,27 +230,39 @@ __global__ void __launch_bounds__(kThreads, kFolds ? 2 : 1)  // clusters of 16 i
   }
 }
 
-// Where another launch has folded, yet another scales: a thread takes a word of a block's pixel.
+// Where the launch that makes the gates does not scale, another one does: a CTA takes so many words of a block.
 template <class T, int kN>
 __global__ void __launch_bounds__(kThreads) scale_kernel(const __grid_constant__ SqueezeExciteParams p) {
   grid_dependency_wait();
   grid_dependency_release();
   const int words = static_cast<int>(p.x.size[1] / kN), blocks = p.grid.count[0] * p.grid.count[1];
   const int height = p.grid.size[0], width = p.grid.size[1];
-  for (int64_t block = blockIdx.x; block < p.x.size[0] * blocks; block += gridDim.x) {
-    if (p.block_map[block] < 0) continue;
-    const int64_t n = block / blocks;
-    const int at = static_cast<int>(block - n * blocks), top = at / p.grid.count[1] * height,
-              left = at % p.grid.count[1] * width;
-    for (int64_t i = threadIdx.x; i < int64_t{height} * width * words; i += kThreads) {
-      const int pixel = static_cast<int>(i / words), row = top + pixel / width, column = left + pixel % width;
-      if (row >= p.x.size[2] || column >= p.x.size[3]) continue;
-      const int64_t c = (i - int64_t{pixel} * words) * kN;
-      scale_word<T, kN>(p, n, row, column, c, [&](int e) {
-        return to_float(static_cast<const T*>(p.y.data)[n * p.y.stride[0] + (c + e) * p.y.stride[1]]);
-      });
-    }
+  const int64_t of_block = int64_t{height} * width * words, parts = (of_block + kThreads - 1) / kThreads;
+  for (int64_t part = blockIdx.x; part < p.x.size[0] * blocks * parts; part += gridDim.x) {
+    const int64_t block = part / parts, n = block / blocks, i = (part - block * parts) * kThreads + threadIdx.x;
+    if (p.block_map[block] < 0 || i >= of_block) continue;
+    const int at = static_cast<int>(block - n * blocks), pixel = static_cast<int>(i / words);
+    const int row = at / p.grid.count[1] * height + pixel / width,
+              column = at % p.grid.count[1] * width + pixel % width;
+    if (row >= p.x.size[2] || column >= p.x.size[3]) continue;
+    const int64_t c = (i - int64_t{pixel} * words) * kN;
+    scale_word<T, kN>(p, n, row, column, c, [&](int e) {
+      return to_float(static_cast<const T*>(p.y.data)[n * p.y.stride[0] + (c + e) * p.y.stride[1]]);
+    });
   }
+}
+
+template <class T>
+Status launch_scale(const SqueezeExciteParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const int64_t C = p.x.size[1];
+  const bool words = channels_vectorize(p.scaled) && C % kLanes<T> == 0 && channels_vectorize(p.x);
+  const double all =
+      static_cast<double>(p.x.size[0]) * p.x.size[2] * p.x.size[3] * C / (words ? kLanes<T> : 1) / kThreads +
+      p.x.size[0];
+  const dim3 ctas(static_cast<unsigned>(std::min(all + 1, device.sm_count * 8.)));
+  const auto kernel = words ? scale_kernel<T, kLanes<T>> : scale_kernel<T, 1>;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, ctas, dim3(kThreads), 0, stream, p));
+  return ok_status();
 }
 
 // As many threads a row as let a CTA take all of its rows at once.
@@ -275,8 +287,15 @@ Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceIn
     constexpr int kMost = static_cast<int>((kMostGateChannels + kMostImageBlocks) * sizeof(float));
     const int64_t shared = (std::max(C, R) + int64_t{p.grid.count[0]} * p.grid.count[1]) * sizeof(float);
     SBNET_TRY((allow_shared<gate_kernel<T, true>>(kOp, device, kMost)));
-    return launch_images(kOp, gate_kernel<T, true>, p.x.size[0], ranks, shared, stream, p, plan, image, 0, values,
-                         values + p.x.size[0] * kCluster * C);
+    // A few images are 8 multiprocessors each: where their shares are large, all of the device scales.
+    constexpr int64_t kMostBytes = 96 * 1024;
+    const int64_t share = C * p.x.size[2] * p.x.size[3] * static_cast<int64_t>(sizeof(T)) / ranks;
+    const bool apart = p.scaled.data && share > kMostBytes && p.x.size[0] * ranks * 2 <= device.sm_count;
+    SqueezeExciteParams given = p;
+    if (apart) given.scaled = {};
+    SBNET_TRY(launch_images(kOp, gate_kernel<T, true>, p.x.size[0], ranks, shared, stream, given, plan, image, 0,
+                            values, values + p.x.size[0] * kCluster * C));
+    return apart ? launch_scale<T>(p, device, stream) : ok_status();
   }
   const FoldParts parts = cuda_parts(p);
   SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
@@ -294,13 +313,7 @@ Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceIn
                                            dim3(kThreads), shared, stream, p, plan, image, slices, values, means));
     }
   }
-  if (!p.scaled.data) return ok_status();
-  const int64_t all = p.x.size[0] * p.grid.count[0] * p.grid.count[1], most = int64_t{device.sm_count} * 8;
-  const dim3 ctas(static_cast<unsigned>(std::min(all, most)));
-  const bool words = vectors && C % kLanes<T> == 0 && channels_vectorize(p.x);
-  const auto kernel = words ? scale_kernel<T, kLanes<T>> : scale_kernel<T, 1>;
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, ctas, dim3(kThreads), 0, stream, p));
-  return ok_status();
+  return p.scaled.data ? launch_scale<T>(p, device, stream) : ok_status();
 }
 
 }  // namespace

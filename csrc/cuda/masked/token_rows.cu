@@ -1,6 +1,7 @@
 // Rows of tokens on CUDA: lists by a CTA an image, copies by a warp a row.
 #include "core/masked/token_rows.h"
 #include "cuda/common.cuh"
+#include "cuda/scan.cuh"
 
 namespace sbnet {
 namespace {
@@ -10,7 +11,6 @@ constexpr int kRowThreads = 256, kRowsOfCta = kRowThreads / 32;
 
 __global__ void __launch_bounds__(kThreads) pack_tokens_kernel(const PackTokensParams p, FastDiv columns) {
   __shared__ int sums[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t n = blockIdx.x, tokens = p.tokens();
   const int pixels = p.height * p.width;
   grid_dependency_wait();
@@ -29,20 +29,8 @@ __global__ void __launch_bounds__(kThreads) pack_tokens_kernel(const PackTokensP
       columns.divmod(i, &y, &x);
       bits |= static_cast<uint64_t>(covered(map, p.grid, y, x)) << (i - begin);
     }
-    const int mine = __popcll(bits);
-    int sum = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += before;
-    }
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    int at = length + sum - mine;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < warp) at += sums[w];
-      length += sums[w];
-    }
+    int all, at = length + sum_before<kThreads>(__popcll(bits), sums, &all);
+    length += all;
     for (int i = begin; i < end; ++i) {
       const bool there = bits >> (i - begin) & 1;
       const int64_t token = int64_t{p.prefix} + i;
@@ -69,12 +57,10 @@ template <class T>
 __global__ void __launch_bounds__(kRowThreads) move_rows_kernel(const MoveRowsParams p, int words, int ctas) {
   const int64_t n = blockIdx.x / ctas, r = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   grid_dependency_wait();
-  const int64_t length = p.lengths ? p.lengths[n] : p.out.rows;
-  if (r >= min(length, p.out.rows) || p.stays(n, r)) return;
-  const uint8_t* from = nullptr;
+  if (r >= p.out.rows || p.stays(n, r)) return;
   uint8_t* to = static_cast<uint8_t*>(p.out.data) + (n * p.out.image_stride + r * p.out.row_stride) * p.element_bytes;
-  from = p.element_bytes == 2 ? reinterpret_cast<const uint8_t*>(source_of<uint16_t>(p, n, r, length))
-                              : reinterpret_cast<const uint8_t*>(source_of<uint32_t>(p, n, r, length));
+  const auto* from = p.element_bytes == 2 ? reinterpret_cast<const uint8_t*>(source_of<uint16_t>(p, n, r))
+                                          : reinterpret_cast<const uint8_t*>(source_of<uint32_t>(p, n, r));
   for (int w = threadIdx.x % 32; w < words; w += 32)
     reinterpret_cast<T*>(to)[w] = from ? reinterpret_cast<const T*>(from)[w] : T{};
 }
@@ -84,9 +70,9 @@ __global__ void __launch_bounds__(kRowThreads)
     pack_patches_kernel(const PackPatchesParams p, FastDiv width, FastDiv height, int columns, int patches, int ctas) {
   const int64_t n = blockIdx.x / ctas, r = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   grid_dependency_wait();
-  if (r >= min(int64_t{p.lengths[n]}, p.out.rows)) return;
+  if (r >= p.out.rows || (r >= p.lengths[n] && !p.clear)) return;
   const int64_t t = p.index[n * p.out.rows + r];
-  const bool there = t >= 0 && t < patches;
+  const bool there = r < p.lengths[n] && t >= 0 && t < patches;
   const int count = static_cast<int>(p.x.size[1]) * p.patch[0] * p.patch[1];
   const T* from = static_cast<const T*>(p.x.data) + n * p.x.stride[0] +
                   (there ? t / columns * p.patch[0] * p.x.stride[2] + t % columns * p.patch[1] * p.x.stride[3] : 0);

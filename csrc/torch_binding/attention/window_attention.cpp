@@ -39,11 +39,27 @@ int32_t side_of(const char* op, const char* name, const MaybeTensor& t) {
   return to_int32(op, name, t->size(0));
 }
 
-void window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, Tensor block_map,
-                       MaybeTensor active_keys, MaybeTensor bias, MaybeTensor row_table, MaybeTensor column_table,
-                       MaybeTensor scales, MaybeTensor k_fill, MaybeTensor v_fill, Ints grid, Ints starts,
-                       int64_t heads, int64_t dim, int64_t value_dim, double scale, double normalize, Tensor out) {
-  const char* op = "window_attention_";
+struct Lists {
+  MaybeTensor row_order, row_lengths, key_order, key_lengths;
+};
+
+WindowAttentionParams::Listed listed_of(const Call& call, const char* name, const MaybeTensor& order,
+                                        const MaybeTensor& lengths, int64_t images) {
+  SBNET_TORCH_EXPECT(order.has_value() == lengths.has_value(), call.op(), name, "an order and lengths, got one");
+  if (!order) return {};
+  call.same_device(name, *order);
+  check_rank(call.op(), name, *order, 2);
+  SBNET_TORCH_EXPECT(order->scalar_type() == ScalarType::Long && order->is_contiguous() && order->size(0) == images,
+                     call.op(), name, "a contiguous int64 tensor of ", images, " images, got another");
+  return {static_cast<const int64_t*>(address_of(order->const_data_ptr())), call.int32(name, *lengths, images),
+          order->size(1)};
+}
+
+void run(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& rows, const Tensor& keys,
+         const Tensor& block_map, const MaybeTensor& active_keys, const MaybeTensor& bias, const MaybeTensor& row_table,
+         const MaybeTensor& column_table, const MaybeTensor& scales, const MaybeTensor& k_fill,
+         const MaybeTensor& v_fill, const Ints& grid, const Ints& starts, int64_t heads, int64_t dim, int64_t value_dim,
+         double scale, double normalize, const Tensor& out, const Lists& lists = {}) {
   const Call call(op, "q", q);
   for (const auto& [name, t] : {std::pair{"k", &k}, {"v", &v}, {"out", &out}}) call.same_device(name, *t);
   WindowAttentionParams p = {};
@@ -83,16 +99,48 @@ void window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, T
   p.k_fill = numbers_of(call, "k_fill", k_fill, own, size_product({p.heads, p.dim}), false);
   p.v_fill = numbers_of(call, "v_fill", v_fill, own, size_product({p.heads, p.value_dim}), false);
   p.scale = static_cast<float>(scale), p.normalize = static_cast<float>(normalize);
+  p.listed_rows = listed_of(call, "row_order", lists.row_order, lists.row_lengths, q.size(0));
+  p.listed_keys = listed_of(call, "key_order", lists.key_order, lists.key_lengths, q.size(0));
   check(validate(p));
   check(SBNET_KERNELS(window_attention)(call, &p));
 }
 
+void window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, Tensor block_map,
+                       MaybeTensor active_keys, MaybeTensor bias, MaybeTensor row_table, MaybeTensor column_table,
+                       MaybeTensor scales, MaybeTensor k_fill, MaybeTensor v_fill, MaybeTensor row_order,
+                       MaybeTensor row_lengths, MaybeTensor key_order, MaybeTensor key_lengths, Ints grid, Ints starts,
+                       int64_t heads, int64_t dim, int64_t value_dim, double scale, double normalize, Tensor out) {
+  run("window_attention_", q, k, v, rows, keys, block_map, active_keys, bias, row_table, column_table, scales, k_fill,
+      v_fill, grid, starts, heads, dim, value_dim, scale, normalize, out,
+      {row_order, row_lengths, key_order, key_lengths});
+}
+
+Tensor window_attention(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, Tensor block_map,
+                        MaybeTensor active_keys, MaybeTensor bias, MaybeTensor row_table, MaybeTensor column_table,
+                        MaybeTensor scales, MaybeTensor k_fill, MaybeTensor v_fill, Ints grid, Ints starts,
+                        int64_t heads, int64_t dim, int64_t value_dim, double scale, double normalize) {
+  const char* op = "window_attention";
+  check_rank(op, "q", q, 4);
+  SBNET_TORCH_EXPECT(heads >= 1 && value_dim >= 1 && heads <= INT32_MAX && value_dim <= INT32_MAX, op,
+                     "heads, value_dim", "at least 1, got ", heads, " and ", value_dim);
+  const Tensor out = zeros4(q, {q.size(0), heads * value_dim, q.size(2), q.size(3)}, true);
+  run(op, q, k, v, rows, keys, block_map, active_keys, bias, row_table, column_table, scales, k_fill, v_fill, grid,
+      starts, heads, dim, value_dim, scale, normalize, out);
+  return out;
+}
+
 SBNET_TORCH_OPS(ops) {
+  ops.add(
+      "window_attention(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, Tensor block_map, Tensor? active_keys, "
+      "Tensor? bias, Tensor? row_table, Tensor? column_table, Tensor? scales, Tensor? k_fill, Tensor? v_fill, SymInt[] "
+      "grid, SymInt[] starts, int heads, int dim, int value_dim, float scale, float normalize) -> Tensor",
+      TORCH_BOX(&window_attention));
   ops.add(
       "window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, Tensor block_map, Tensor? "
       "active_keys, "
-      "Tensor? bias, Tensor? row_table, Tensor? column_table, Tensor? scales, Tensor? k_fill, Tensor? v_fill, SymInt[] "
-      "grid, SymInt[] starts, int heads, int dim, int value_dim, float scale, float normalize, Tensor(a!) out) -> ()",
+      "Tensor? bias, Tensor? row_table, Tensor? column_table, Tensor? scales, Tensor? k_fill, Tensor? v_fill, Tensor? "
+      "row_order, Tensor? row_lengths, Tensor? key_order, Tensor? key_lengths, SymInt[] grid, SymInt[] starts, int "
+      "heads, int dim, int value_dim, float scale, float normalize, Tensor(a!) out) -> ()",
       TORCH_BOX(&window_attention_));
 }
 

@@ -59,9 +59,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pack_tokens(Tensor block_map,
   return {lengths, order, rows, mask, filled};
 }
 
-void move_rows_(Tensor x, MaybeTensor table, MaybeTensor index, MaybeTensor lengths, MaybeTensor mask, int64_t start,
-                bool keep, Tensor out) {
-  const char* op = "move_rows_";
+Tensor empty_rows(const Tensor& x, int64_t images, int64_t rows, int64_t channels) {
+  const int64_t sizes[3] = {images, rows, channels};
+  return torch::stable::new_empty(x, {sizes, 3});
+}
+
+// clear: the rest of out, whose every row is written then, too.
+void move_rows(const char* op, const Tensor& x, const MaybeTensor& table, const MaybeTensor& index,
+               const MaybeTensor& lengths, const MaybeTensor& mask, int64_t start, bool keep, bool clear,
+               const Tensor& out) {
   const Call call(op, "x", x);
   check_rank(op, "x", x, 3);
   MoveRowsParams p = {};
@@ -79,12 +85,29 @@ void move_rows_(Tensor x, MaybeTensor table, MaybeTensor index, MaybeTensor leng
                        mask->numel(), " elements");
     p.mask = static_cast<const uint8_t*>(address_of(mask->const_data_ptr()));
   }
-  p.start = start, p.keep = keep;
+  p.start = start, p.keep = keep, p.clear = clear;
   check(op, SBNET_KERNELS(move_rows)(call, &p));
 }
 
-void pack_patches_(Tensor x, Tensor index, Tensor lengths, Ints patch, Tensor out) {
-  const char* op = "pack_patches_";
+void move_rows_(Tensor x, MaybeTensor table, MaybeTensor index, MaybeTensor lengths, MaybeTensor mask, int64_t start,
+                bool keep, Tensor out) {
+  move_rows("move_rows_", x, table, index, lengths, mask, start, keep, false, out);
+}
+
+Tensor new_rows(Tensor x, MaybeTensor table, MaybeTensor index, MaybeTensor lengths, MaybeTensor mask, int64_t start,
+                int64_t rows) {
+  const char* op = "move_rows";
+  check_rank(op, "x", x, 3);
+  SBNET_TORCH_EXPECT(rows >= 0, op, "rows", "at least 0, got ", rows);
+  const MaybeTensor& by = index ? index : mask ? mask : lengths;
+  SBNET_TORCH_EXPECT(!by || by->dim() >= 1, op, "index, mask, lengths", "a number an image, got a scalar");
+  const Tensor out = empty_rows(x, by ? by->size(0) : x.size(0), rows, x.size(2));
+  move_rows(op, x, table, index, lengths, mask, start, false, true, out);
+  return out;
+}
+
+void pack_patches(const char* op, const Tensor& x, const Tensor& index, const Tensor& lengths, const Ints& patch,
+                  bool clear, const Tensor& out) {
   const Call call(op, "x", x);
   PackPatchesParams p = {};
   p.x = view4(op, "x", x);
@@ -92,15 +115,30 @@ void pack_patches_(Tensor x, Tensor index, Tensor lengths, Ints patch, Tensor ou
   p.out = rows_of(call, "out", out, x, size_product({x.size(1), p.patch[0], p.patch[1]}));
   p.index = index_of(call, index, p.out);
   p.lengths = call.int32("lengths", lengths, p.out.images);
+  p.clear = clear;
   check(op, SBNET_KERNELS(pack_patches)(call, &p));
 }
 
-void merge_pixels_(Tensor x, Tensor block_map, Ints grid, int64_t factor, Ints offsets, Tensor out) {
-  const char* op = "merge_pixels_";
-  const Call call(op, "x", x);
-  call.same_device("out", out);
+void pack_patches_(Tensor x, Tensor index, Tensor lengths, Ints patch, Tensor out) {
+  pack_patches("pack_patches_", x, index, lengths, patch, false, out);
+}
+
+Tensor new_patches(Tensor x, Tensor index, Tensor lengths, Ints patch) {
+  const char* op = "pack_patches";
+  check_rank(op, "x", x, 4), check_rank(op, "index", index, 2);
+  int32_t sides[2];
+  to_pair(op, "patch", patch, sides);
+  SBNET_TORCH_EXPECT(sides[0] >= 1 && sides[1] >= 1, op, "patch", "at least 1 x 1");
+  const Tensor out = empty_rows(x, index.size(0), index.size(1), size_product({x.size(1), sides[0], sides[1]}));
+  pack_patches(op, x, index, lengths, patch, true, out);
+  return out;
+}
+
+MergePixelsParams merge_params(const Call& call, const Tensor& x, const Tensor& block_map, const Ints& grid,
+                               int64_t factor, const Ints& offsets) {
+  const char* op = call.op();
   MergePixelsParams p = {};
-  p.x = view4(op, "x", x), p.out = view4(op, "out", out);
+  p.x = view4(op, "x", x);
   p.grid = to_grid(op, grid);
   p.block_map = call.int32("block_map", block_map, blocks_of(p.grid, x.size(0)));
   p.factor = to_int32(op, "factor", factor);
@@ -108,7 +146,27 @@ void merge_pixels_(Tensor x, Tensor block_map, Ints grid, int64_t factor, Ints o
                      kMostOffsets, ", got ", offsets.size(), " numbers");
   p.count = static_cast<int32_t>(offsets.size() / 2);
   for (size_t i = 0; i < offsets.size(); ++i) p.offsets[i / 2][i % 2] = to_int32(op, "offsets", offsets[i]);
+  return p;
+}
+
+void merge_pixels_(Tensor x, Tensor block_map, Ints grid, int64_t factor, Ints offsets, Tensor out) {
+  const char* op = "merge_pixels_";
+  const Call call(op, "x", x);
+  call.same_device("out", out);
+  MergePixelsParams p = merge_params(call, x, block_map, grid, factor, offsets);
+  p.out = view4(op, "out", out);
   check(op, SBNET_KERNELS(merge_pixels)(call, &p));
+}
+
+Tensor new_merged(Tensor x, Tensor block_map, Ints grid, int64_t factor, Ints offsets) {
+  const char* op = "merge_pixels";
+  const Call call(op, "x", x);
+  MergePixelsParams p = merge_params(call, x, block_map, grid, factor, offsets);
+  SBNET_TORCH_EXPECT(factor >= 1, op, "factor", "at least 1, got ", factor);
+  const Tensor out = zeros4(x, {x.size(0), x.size(1) * p.count, x.size(2) / factor, x.size(3) / factor}, true);
+  p.out = view4(op, "out", out);
+  check(op, SBNET_KERNELS(merge_pixels)(call, &p));
+  return out;
 }
 
 SBNET_TORCH_OPS(ops) {
@@ -122,6 +180,13 @@ SBNET_TORCH_OPS(ops) {
       TORCH_BOX(&move_rows_));
   ops.add("pack_patches_(Tensor x, Tensor index, Tensor lengths, SymInt[] patch, Tensor(a!) out) -> ()",
           TORCH_BOX(&pack_patches_));
+  ops.add(
+      "move_rows(Tensor x, Tensor? table, Tensor? index, Tensor? lengths, Tensor? mask, SymInt start, SymInt rows) -> "
+      "Tensor",
+      TORCH_BOX(&new_rows));
+  ops.add("pack_patches(Tensor x, Tensor index, Tensor lengths, SymInt[] patch) -> Tensor", TORCH_BOX(&new_patches));
+  ops.add("merge_pixels(Tensor x, Tensor block_map, SymInt[] grid, SymInt factor, SymInt[] offsets) -> Tensor",
+          TORCH_BOX(&new_merged));
   ops.add(
       "merge_pixels_(Tensor x, Tensor block_map, SymInt[] grid, SymInt factor, SymInt[] offsets, Tensor(a!) out) -> ()",
       TORCH_BOX(&merge_pixels_));

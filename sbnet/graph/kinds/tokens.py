@@ -15,7 +15,8 @@ from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import put, run_steps, zero
 from sbnet.ops import AttentionLayout, block_attention
 from sbnet.ops.attention.attention import block_attention_
-from sbnet.ops.masked.token_rows import move_rows_, pack_patches_
+from sbnet.ops.common import is_recorded
+from sbnet.ops.masked.token_rows import move_rows, move_rows_, pack_patches, pack_patches_
 
 FULL = AttentionLayout.dense()
 
@@ -35,6 +36,16 @@ def planes_of(rows: Tensor, like: Node) -> Tensor:
 def _beside(rows: Tensor) -> Tensor:
     """Rows whose channels lie beside each other, as kernels read them."""
     return rows if rows.stride(2) == 1 or rows.shape[2] == 1 else rows.contiguous()
+
+
+def _count(node: Node) -> int:
+    """Rows of the plane that a node gives."""
+    return node.output.shape[2] * node.output.shape[3]
+
+
+def _by_ops(*given: Tensor) -> bool:
+    """May ops without a gradient do it? They are what export writes down."""
+    return not is_recorded(*given) and given[0].dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 class TokenKind(Kind):
@@ -98,7 +109,12 @@ class Pack(TokenKind):
         return True
 
     def apply(self, node: Node, given: Given) -> Any:
-        x, patch = given.args[0], node.options.get("patch")
+        x, patch, blocks = given.args[0], node.options.get("patch"), given.active
+        if _by_ops(x):
+            order, lengths = blocks.order, blocks.lengths
+            if patch is None:
+                return planes_of(move_rows(_beside(rows_of(x)), order.shape[1], index=order, lengths=lengths), node)
+            return planes_of(pack_patches(x, order, lengths, patch), node)
         if patch is not None:
             x = F.pixel_unshuffle(x, patch[0])
         rows, order = rows_of(x), given.active.order
@@ -125,6 +141,9 @@ class Prefix(TokenKind):
 
     def apply(self, node: Node, given: Given) -> Any:
         x, start = rows_of(given.args[0]), node.options["start"]
+        if _by_ops(x, given.args[1]):
+            table, lengths = _beside(given.args[1].to(x.dtype)), given.active.lengths
+            return planes_of(move_rows(_beside(x), _count(node), table=table, lengths=lengths, start=start), node)
         rows = given.args[1].to(x.dtype).expand(len(x), -1, -1)
         made = planes_of(torch.cat([rows[:, :start], x], 1), node)
         if start == rows.shape[1]:
@@ -150,7 +169,10 @@ class Bare(TokenKind):
         return values[0].dtype == out.dtype
 
     def apply(self, node: Node, given: Given) -> Any:
-        return planes_of(rows_of(given.args[0])[:, node.options["start"] :], node)
+        x, start = rows_of(given.args[0]), node.options["start"]
+        if _by_ops(x):
+            return planes_of(move_rows(_beside(x), _count(node), lengths=given.active.lengths, start=start), node)
+        return planes_of(x[:, start:], node)
 
 
 class Remember(TokenKind):
@@ -176,10 +198,10 @@ class Remember(TokenKind):
     def apply(self, node: Node, given: Given) -> Any:
         start = node.options["start"]
         x = given.args[0][:, start : start + node.output.shape[1]]
-        return planes_of(_spread(x, given.active), node)
+        return planes_of(spread(x, given.active), node)
 
 
-def _all_rows(node: Node, at: int, x: Tensor) -> Tensor:
+def all_rows(node: Node, at: int, x: Tensor) -> Tensor:
     """[N,tokens,C] of what `Remember` gives, arg `at` of a node."""
     return rows_of(x)[:, : node.args[at].tokens.length]
 
@@ -239,7 +261,7 @@ class Attention(TokenKind):
     def parts(self, node: Node, given: Sequence[Tensor]) -> list[Tensor]:
         """q, k and v, [N,rows,heads * dim]."""
         o, width = node.options, node.options["heads"] * node.options["dim"]
-        rows = [_all_rows(node, at, x) if at and o.get("remembered") else rows_of(x) for at, x in enumerate(given[:3])]
+        rows = [all_rows(node, at, x) if at and o.get("remembered") else rows_of(x) for at, x in enumerate(given[:3])]
         return [x[:, :, start : start + width] for x, start in zip(rows, o["starts"], strict=True)]
 
     def lengths(self, node: Node, active: Any) -> tuple[Tensor, Tensor | None]:
@@ -329,56 +351,13 @@ class Unpack(TokenKind):
 
     def apply(self, node: Node, given: Given) -> Any:
         n, c, h, w = node.output.shape
-        return _spread(given.args[0], given.active).transpose(1, 2).reshape(n, c, h, w)
+        return spread(given.args[0], given.active).transpose(1, 2).reshape(n, c, h, w)
 
 
-def _spread(x: Tensor, active: Any) -> Tensor:
+def spread(x: Tensor, active: Any) -> Tensor:
     """[N,tokens,C] of packed ones, zero where they are not active."""
     rows = rows_of(x)
-    spread = rows.gather(1, active.rows[:, :, None].expand(-1, -1, rows.shape[2]))
-    return torch.where(active.mask[:, :, None], spread, torch.zeros_like(spread))
-
-
-class Spread(Kind):
-    """[N,C,tokens,1] of packed tokens and their prefix, zero where they are not active: for what runs dense.
-    remembered: of what `Remember` gives."""
-
-    name = "spread"
-    planned = dense = True
-
-    def window(self, node: Node, value: Value) -> Window | str:
-        return ACTIVE
-
-    def listed(self, node: Node, mode: str) -> Value | None:
-        return node.args[0]
-
-    def apply(self, node: Node, given: Given) -> Any:
-        every = node.options.get("remembered")
-        rows = _all_rows(node, 0, given.args[0]) if every else _spread(given.args[0], given.active)
-        return rows.transpose(1, 2)[..., None]
-
-
-class Rows(Spread):
-    """start, length: rows of a prefix or suffix, as the network counts tokens: [N,length,C]."""
-
-    name = "rows"
-
-    def apply(self, node: Node, given: Given) -> Any:
-        start, length, rows = node.options["start"], node.options["length"], rows_of(given.args[0])
-        at = given.active.rows[:, start : start + length, None]
-        return rows.gather(1, at.expand(-1, -1, rows.shape[2]))
-
-
-class TokenMean(Spread):
-    """[N,C]: the mean of an image's tokens, prefix and active ones; 0 where there are none. remembered: of all."""
-
-    name = "token_mean"
-
-    def apply(self, node: Node, given: Given) -> Any:
-        if node.options.get("remembered"):
-            rows = _all_rows(node, 0, given.args[0])
-            return rows.float().mean(1).to(rows.dtype)
-        rows, lengths = rows_of(given.args[0]), given.active.lengths[:, None]
-        there = torch.arange(rows.shape[1], device=rows.device) < lengths
-        total = torch.where(there[..., None], rows, torch.zeros_like(rows)).float().sum(1)
-        return (total / lengths.clamp(min=1)).to(rows.dtype)
+    if _by_ops(x):
+        return move_rows(_beside(rows), active.rows.shape[1], index=active.rows, mask=active.mask)
+    made = rows.gather(1, active.rows[:, :, None].expand(-1, -1, rows.shape[2]))
+    return torch.where(active.mask[:, :, None], made, torch.zeros_like(made))

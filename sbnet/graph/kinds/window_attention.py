@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,12 @@ from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import put, zero
 from sbnet.ops import sparse_fill, sparse_fill_
-from sbnet.ops.attention.window_attention import takes, window_attention_
-from sbnet.ops.masked.token_rows import MOST_OFFSETS, merge_pixels_, pack_tokens
+from sbnet.ops.attention.window_attention import takes, window_attention, window_attention_
+from sbnet.ops.common import is_recorded
+from sbnet.ops.masked.token_rows import MOST_OFFSETS, merge_pixels, merge_pixels_, pack_tokens
 
-Images = int | slice  # of a batch
 MOST_SCORES = 1 << 28  # that are made at once
+LISTS = "row_order", "row_lengths", "key_order", "key_lengths"
 
 
 class WindowAttention(Kind):
@@ -27,6 +29,8 @@ class WindowAttention(Kind):
 
     key_index, active_keys: the same of keys and values, where they are other rows, or of another plane; and which
     pixels of theirs are active [N,pixels]. (Of the cached contract all are: they hold what the frame before left.)
+    row_order, row_lengths, key_order, key_lengths: of one window of all pixels, the active ones [N,pixels] and their
+    number [N].
     scales: [heads,1,1], by which the scores are multiplied.
     bias: [1 or windows,heads,rows,keys].
     row_table, column_table: in place of a bias, [rows,rows,dim] and [columns,columns,dim] that q is multiplied by.
@@ -46,11 +50,15 @@ class WindowAttention(Kind):
         tables = [at[name].shape[0] for name in ("row_table", "column_table") if name in at]
         if device != "cuda" or takes(dtype, o["starts"], o["dim"], o["value_dim"], keys, tables):
             return ""
-        if dtype == torch.float32:
-            return "float32 on CUDA: PyTorch computes all windows; float16 and bfloat16 have a kernel"
         return f"heads of {o['dim']} channels, {keys} keys: no kernel on CUDA; PyTorch computes all windows"
 
     def apply(self, node: Node, given: Given) -> Any:
+        options = None
+        if not is_recorded(*given.args, *given.params.values()):
+            options = _options(node, given.args, given.params, given.everywhere, "")  # a file runs on both
+        if options is not None:
+            q, k, v = (t.contiguous(memory_format=torch.channels_last) for t in given.args[:3])
+            return window_attention(q, k, v, given.args[3], active=given.active, **options)
         active = given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
         inputs = Inputs.of(node, given.args, given.params, active, given.everywhere)
         n, c, h, w = node.output.shape
@@ -63,50 +71,45 @@ class WindowAttention(Kind):
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         args = [context.constants[v] if v.constant else get(v) for v in node.args]
         params = {name: context.constants[v] for name, v in node.params.items()}
-        if to.out.device.type != "cpu":
-            if not _by_kernel(node, args, params, to, context.everywhere):
-                made = self.apply(node, Given(args, {}, params, to.active, context.everywhere))
-                put(made, to, to.active.pixel_mask(to.out.shape[2:]), context)
-            return
-        pixels = to.active.pixel_mask(to.out.shape[2:]).flatten(1)
-        inputs = Inputs.of(node, args, params, pixels, context.everywhere)
-        index, key_index = inputs.index, inputs.key_index
-        alone = len(index) == 1 and bool((index > 0).all()) and bool((key_index > 0).all())
-        for k, out in enumerate(to.out.permute(0, 2, 3, 1).flatten(1, 2)):
-            seen, there = inputs.seen(k)
-            if alone:  # one window: rows and keys that are not active are left out
-                places, keys = seen[0].nonzero()[:, 0], there[0].nonzero()[:, 0]
-                if len(places):
-                    out[index[0][places] - 1] = _rows(inputs, k, places, keys)
-                continue
-            chosen = seen.any(1).nonzero()[:, 0]
-            if len(chosen):
-                made = _windows(inputs, k, there[chosen], chosen)
-                out[index[chosen][seen[chosen]] - 1] = made[seen[chosen]]
-        if to.clear is not None:
-            zero(to.out, to.clear)
+        if not _by_kernel(node, args, params, to, context.everywhere):
+            made = self.apply(node, Given(args, {}, params, to.active, context.everywhere))
+            put(made, to, to.active.pixel_mask(to.out.shape[2:]), context)
 
 
 def _by_kernel(node: Node, args: list[Tensor], params: dict[str, Tensor], to: Target, everywhere: bool) -> bool:
-    """By one launch whose cost follows the active pixels, where there is a kernel for these heads and windows."""
-    o, (q, k, v, rows) = node.options, args[:4]
-    extras = dict(zip(o["extras"], args[4:], strict=True))
-    keys = extras.pop("key_index", rows)
-    tables = [extras[name] for name in ("row_table", "column_table") if name in extras]
-    if not takes(q.dtype, o["starts"], o["dim"], o["value_dim"], keys.shape[1], [len(t) for t in tables]):
+    """By a kernel whose cost follows the active pixels, where there is one: on a CPU always."""
+    options = _options(node, args, params, everywhere, to.out.device.type)
+    last = torch.channels_last
+    if options is None or any(not t.is_contiguous(memory_format=last) for t in (*args[:3], to.out)):
         return False
-    if any(not t.is_contiguous(memory_format=torch.channels_last) for t in (q, k, v, to.out)):
-        return False
-    if everywhere:
-        extras["active_keys"] = torch.ones(len(k), k.shape[2] * k.shape[3], dtype=torch.bool, device=k.device)
-    given = {name: t if name == "active_keys" else t.to(q.dtype).contiguous() for name, t in (extras | params).items()}
-    window_attention_(
-        q, k, v, rows, keys, to.active, to.out, starts=o["starts"], heads=o["heads"], dim=o["dim"],
-        value_dim=o["value_dim"], scale=o["scale"], normalize=o.get("normalize", 0.0), **given,
-    )  # fmt: skip
+    q, k, v, rows = args[:4]
+    window_attention_(q, k, v, rows, options.pop("keys"), to.active, to.out, **options)
     if to.clear is not None:
         sparse_fill_(to.out, to.active)
     return True
+
+
+def _options(
+    node: Node, args: Sequence[Tensor], params: dict[str, Tensor], everywhere: bool, device: str
+) -> dict[str, Any] | None:
+    """What ops of window attention take besides q, k, v and rows: keys, and options; None: they do not, on devices of a
+    kind, or of all."""
+    o, (q, k, _, rows) = node.options, args[:4]
+    extras = dict(zip(o["extras"], args[4:], strict=True))
+    keys = extras.pop("key_index", rows)
+    tables = [extras[name] for name in ("row_table", "column_table") if name in extras]
+    if q.dtype == torch.float64 or (
+        device != "cpu"
+        and not takes(q.dtype, o["starts"], o["dim"], o["value_dim"], keys.shape[1], [len(t) for t in tables])
+    ):
+        return None
+    if everywhere:
+        extras["active_keys"] = torch.ones(len(k), k.shape[2] * k.shape[3], dtype=torch.bool, device=k.device)
+    lists = {name: extras.pop(name) for name in LISTS if name in extras}
+    given = {name: t if name == "active_keys" else t.to(q.dtype).contiguous() for name, t in (extras | params).items()}
+    given |= lists if device == "cuda" else {}
+    numbers = {name: o[name] for name in ("starts", "heads", "dim", "value_dim", "scale")}
+    return {"keys": keys, "normalize": o.get("normalize", 0.0), **numbers, **given}
 
 
 @dataclass
@@ -129,10 +132,9 @@ class Inputs:
         active_keys = torch.ones_like(active_keys) if everywhere else active_keys
         return cls(node.options, tuple(args[:3]), args[3], keys, active, active_keys, extras, params)
 
-    def seen(self, k: Images) -> tuple[Tensor, Tensor]:
-        """Rows [...,windows,rows] and keys [...,windows,keys] of one image or of some that are active pixels."""
-        rows, keys = (F.pad(t[k], (1, 0)) for t in (self.active, self.active_keys))
-        return rows[..., self.index], keys[..., self.key_index]
+    def seen(self, k: slice) -> Tensor:
+        """Keys [images,windows,keys] of some images that are active pixels."""
+        return F.pad(self.active_keys[k], (1, 0))[..., self.key_index]
 
     def heads(self, at: int, taken: Tensor) -> Tensor:
         """[...,heads,rows,dim] of rows [...,rows,heads * dim] of q, k or v."""
@@ -140,8 +142,8 @@ class Inputs:
         least = self.options.get("normalize")
         return F.normalize(made, dim=-1, eps=least) if least and at < 2 else made
 
-    def rows(self, at: int, k: Images) -> Tensor:
-        """[...,pixels,heads * dim] of one image or of some of q, k or v."""
+    def rows(self, at: int, k: slice) -> Tensor:
+        """[images,pixels,heads * dim] of some of q, k or v."""
         o, start = self.options, self.options["starts"][at]
         width = o["heads"] * o["value_dim" if at == 2 else "dim"]
         return self.parts[at][k].flatten(-2).transpose(-1, -2)[..., start : start + width]
@@ -156,24 +158,14 @@ class Inputs:
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.options["scale"])
         return y.transpose(1, 2).flatten(2).unflatten(0, windows)
 
-    def bias(self, q: Tensor, places: Tensor, chosen: Tensor | None = None) -> Tensor | None:
-        """What is added to the scores of whole windows, or of some rows of a window."""
+    def bias(self, q: Tensor, places: Tensor) -> Tensor | None:
+        """What is added to the scores of windows."""
         if "row_table" in self.extras:
             return _relative(q, self.extras["row_table"], self.extras["column_table"], places)
         bias = self.extras.get("bias")
         if bias is None:
             return None
-        return (bias if chosen is None or len(bias) == 1 else bias[chosen]).to(q.dtype)
-
-
-def _rows(inputs: Inputs, k: int, places: Tensor, keys: Tensor) -> Tensor:
-    """[rows,C] of image k, of some rows of its only window and some keys alone."""
-    at = (inputs.index[0][places] - 1, *[inputs.key_index[0][keys] - 1] * 2)
-    q, key, v = (inputs.heads(n, inputs.rows(n, k)[rows])[None] for n, rows in enumerate(at))
-    bias = inputs.bias(q, places)
-    if bias is not None and "bias" in inputs.extras:
-        bias = bias[:, :, places][:, :, :, keys]
-    return inputs.attend(q, key, v, bias)[0]
+        return bias.to(q.dtype)
 
 
 def _relative(q: Tensor, rows: Tensor, columns: Tensor, places: Tensor) -> Tensor:
@@ -185,9 +177,9 @@ def _relative(q: Tensor, rows: Tensor, columns: Tensor, places: Tensor) -> Tenso
     return of_rows[..., i] + of_columns[..., j]
 
 
-def _windows(inputs: Inputs, k: Images, there: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """[...,windows,rows,C] of one image or of some; there: keys that are active pixels [...,windows,keys]."""
-    index, key_index = (t if chosen is None else t[chosen] for t in (inputs.index, inputs.key_index))
+def _windows(inputs: Inputs, k: slice, there: Tensor) -> Tensor:
+    """[images,windows,rows,C] of some images; there: keys that are active pixels [images,windows,keys]."""
+    index, key_index = inputs.index, inputs.key_index
     padding = key_index == 0
     parts = [inputs.heads(0, inputs.rows(0, k)[..., (index - 1).clamp(min=0), :])]
     for at, name in ((1, "k_fill"), (2, "v_fill")):
@@ -199,13 +191,13 @@ def _windows(inputs: Inputs, k: Images, there: Tensor, chosen: Tensor | None = N
         parts.append(inputs.heads(at, torch.where((padding | there)[..., None], taken, none)))
     mask = torch.zeros(there.shape, dtype=parts[0].dtype, device=there.device)
     mask = mask.masked_fill(~(padding | there), -torch.inf)[..., None, None, :]
-    bias = inputs.bias(parts[0], torch.arange(index.shape[1], device=index.device), chosen)
+    bias = inputs.bias(parts[0], torch.arange(index.shape[1], device=index.device))
     return inputs.attend(*parts, mask if bias is None else mask + bias)  # type: ignore[call-arg]
 
 
 def _attended(inputs: Inputs, images: slice) -> Tensor:
     """[images,pixels,C]: all windows of some images; of those without an active key, anything finite."""
-    _, there = inputs.seen(images)
+    there = inputs.seen(images)
     none = ~(there.any(-1, keepdim=True) | (inputs.key_index == 0).any(1, keepdim=True))  # a softmax of nothing is NaN
     made = _windows(inputs, images, there | none)
     rows = made.new_zeros(len(made), inputs.active.shape[1] + 1, made.shape[-1])
@@ -213,7 +205,8 @@ def _attended(inputs: Inputs, images: slice) -> Tensor:
 
 
 class ActivePixels(Kind):
-    """[N,pixels] bool: which pixels of a plane, or which tokens, are active; in the cached mode all: they are keys."""
+    """Of a plane, or of tokens: keys [N,pixels] bool, their order [N,rows] int64 and number [N] int32; then order
+    and number of the active ones. In the cached mode all are keys."""
 
     name = "active_pixels"
     planned = dense = True
@@ -226,14 +219,15 @@ class ActivePixels(Kind):
         return node.args[0]
 
     def apply(self, node: Node, given: Given) -> Any:
-        size = given.args[0].shape[2:]
-        if given.everywhere:
-            return given.args[0].new_ones(len(given.args[0]), node.output.shape[1], dtype=torch.bool)
-        if node.args[0].tokens is not None:
-            return given.active.mask
-        if given.active.block_map.is_cuda and not torch.compiler.is_compiling():  # a launch; pixel_mask can be exported
-            return pack_tokens(given.active, size).mask
-        return given.active.pixel_mask(size).flatten(1)
+        x, active = given.args[0], given.active
+        if node.args[0].tokens is None:
+            active = pack_tokens(active, x.shape[2:])
+        rows = active.order, active.lengths
+        if not given.everywhere:
+            return active.mask, *rows, *rows
+        every = torch.arange(active.order.shape[1], device=x.device).clamp(max=active.mask.shape[1] - 1)
+        count = torch.full_like(active.lengths, active.mask.shape[1])
+        return torch.ones_like(active.mask), every.expand_as(active.order).contiguous(), count, *rows
 
 
 class Merge(Kind):
@@ -247,8 +241,11 @@ class Merge(Kind):
         return Window.conv((factor, factor), (factor, factor), (0, 0), (1, 1))
 
     def apply(self, node: Node, given: Given) -> Any:
-        x, factor = given.args[0], node.options["factor"]
-        made = torch.cat([x[:, :, a::factor, e::factor] for a, e in node.options["offsets"]], 1)
+        x, factor, offsets = given.args[0], node.options["factor"], node.options["offsets"]
+        if not is_recorded(x) and len(offsets) <= MOST_OFFSETS and x.dtype != torch.float64:
+            x = x.contiguous(memory_format=torch.channels_last)
+            return merge_pixels(x, given.active, factor, offsets)
+        made = torch.cat([x[:, :, a::factor, e::factor] for a, e in offsets], 1)
         return sparse_fill(made.contiguous(memory_format=torch.channels_last), given.active)
 
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:

@@ -152,3 +152,12 @@ def in_place_fake(op: str) -> None:
 def pairs(op: str, **values: Any) -> list[list[int]]:
     """Arguments of a window as the op takes them."""
     return [list(to_pair(value, f"{op}: {name}")) for name, value in values.items()]
+
+
+def no_gradient(op: str) -> None:
+    """Registers that an op has no gradient: who calls it without its wrapper learns so at the backward pass."""
+
+    def refuse(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(f"sbnet::{op}: expected inputs that require no gradient, got a backward pass")
+
+    torch.library.register_autograd(f"sbnet::{op}", refuse)

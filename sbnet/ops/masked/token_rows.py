@@ -1,4 +1,4 @@
-"""Tokens of a plane, packed, and copies of their rows: what runs on CUDA beside the layers of planes, a launch each."""
+"""Tokens of a plane, packed, and copies of their rows: what runs beside the layers of planes, a launch each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks
-from sbnet.ops.common import refuse_meta_mix
-from sbnet.ops.masked.layer import in_place_fake
+from sbnet.ops.common import empty4, refuse_meta_mix
+from sbnet.ops.masked.layer import in_place_fake, no_gradient
 
 _ops = torch.ops.sbnet
 MOST_OFFSETS = 16  # of merge_pixels_: core/masked/token_rows.h
@@ -61,9 +61,28 @@ def move_rows_(
     _ops.move_rows_(x, table, index, lengths, mask, start, keep, out)
 
 
+def move_rows(
+    x: Tensor,
+    rows: int,
+    *,
+    table: Tensor | None = None,
+    index: Tensor | None = None,
+    lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    start: int = 0,
+) -> Tensor:
+    """[N,rows,C]: what `move_rows_` writes, and zeros behind it. Records no gradient."""
+    return _ops.move_rows(x, table, index, lengths, mask, start, rows)
+
+
 def pack_patches_(x: Tensor, index: Tensor, lengths: Tensor, patch: Sequence[int], out: Tensor) -> None:
     """Writes rows r < lengths[n] of out [N,rows,C * height * width]: the numbers of patch index[n,r] of x [N,C,H,W]."""
     _ops.pack_patches_(x, index, lengths, list(patch), out)
+
+
+def pack_patches(x: Tensor, index: Tensor, lengths: Tensor, patch: Sequence[int]) -> Tensor:
+    """[N,rows,C * height * width]: what `pack_patches_` writes, and zeros behind it. Records no gradient."""
+    return _ops.pack_patches(x, index, lengths, list(patch))
 
 
 def merge_pixels_(
@@ -77,6 +96,40 @@ def merge_pixels_(
     """
     flat = [n for offset in offsets for n in offset]
     _ops.merge_pixels_(x, active.block_map, active.grid.numbers(), factor, flat, out)
+
+
+def merge_pixels(x: Tensor, active: ActiveBlocks, factor: int, offsets: Sequence[tuple[int, int]]) -> Tensor:
+    """[N,offsets * C,H // factor,W // factor]: what `merge_pixels_` writes, zeros elsewhere. Records no gradient."""
+    flat = [n for offset in offsets for n in offset]
+    return _ops.merge_pixels(x, active.block_map, active.grid.numbers(), factor, flat)
+
+
+@torch.library.register_fake("sbnet::move_rows")
+def _move_rows_fake(
+    x: Tensor,
+    table: Tensor | None,
+    index: Tensor | None,
+    lengths: Tensor | None,
+    mask: Tensor | None,
+    start: int,
+    rows: int,
+) -> Tensor:
+    refuse_meta_mix("move_rows", x, table, index, lengths, mask)
+    by = next((t for t in (index, mask, lengths) if t is not None), x)
+    return x.new_empty((by.shape[0], rows, x.shape[2]))
+
+
+@torch.library.register_fake("sbnet::pack_patches")
+def _pack_patches_fake(x: Tensor, index: Tensor, lengths: Tensor, patch: list[int]) -> Tensor:
+    refuse_meta_mix("pack_patches", x, index, lengths)
+    return x.new_empty((*index.shape, x.shape[1] * patch[0] * patch[-1]))
+
+
+@torch.library.register_fake("sbnet::merge_pixels")
+def _merge_pixels_fake(x: Tensor, block_map: Tensor, grid: list[int], factor: int, offsets: list[int]) -> Tensor:
+    refuse_meta_mix("merge_pixels", x, block_map)
+    n, c, h, w = x.shape
+    return empty4(x, (n, c * (len(offsets) // 2), h // factor, w // factor), True)
 
 
 @torch.library.register_fake("sbnet::pack_tokens")
@@ -96,3 +149,4 @@ def _pack_tokens_fake(
 
 for _name in ("move_rows_", "pack_patches_", "merge_pixels_"):
     in_place_fake(_name)
+    no_gradient(_name.rstrip("_"))

@@ -27,8 +27,9 @@ void begin(int64_t seed) {
 extern "C" {
 #define EMULATED __attribute__((visibility("default"))) int
 
-// t: q, k, v, out, rows, keys, block_map, active_keys, bias, row_table, column_table, scales, k_fill, v_fill; n: dtype,
-// four views, the grid, starts, heads, dim, value_dim, windows, rows, keys, windows of the bias, sides of the tables.
+// t: q, k, v, out, rows, keys, block_map, active_keys, bias, row_table, column_table, scales, k_fill, v_fill,
+// row_order, row_lengths, key_order, key_lengths; n: dtype, four views, the grid, starts, heads, dim, value_dim,
+// windows, rows, keys, windows of the bias, sides of the tables.
 EMULATED emulate_window_attention(void** t, const int64_t* n, float scale, float normalize, int64_t seed, char* message,
                                   int64_t room) {
   using namespace sbnet;
@@ -44,6 +45,10 @@ EMULATED emulate_window_attention(void** t, const int64_t* n, float scale, float
   p.block_map = static_cast<const int32_t*>(*t++), p.active_keys = static_cast<const uint8_t*>(*t++);
   p.bias = {*t++, p.q.dtype}, p.row_table = *t++, p.column_table = *t++, p.scales = {*t++, p.q.dtype};
   p.k_fill = *t++, p.v_fill = *t++;
+  for (auto* listed : {&p.listed_rows, &p.listed_keys}) {
+    listed->order = static_cast<const int64_t*>(*t++), listed->lengths = static_cast<const int32_t*>(*t++);
+    listed->capacity = listed == &p.listed_rows ? p.rows : p.keys;
+  }
   p.scale = scale, p.normalize = normalize;
   begin(seed);
   return told(sbnet_window_attention_cuda(&p, nullptr), message, room);
