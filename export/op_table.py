@@ -85,28 +85,31 @@ DOCS = {
     ),
     "pack_tokens": (
         "Which pixels of a plane of `size` are active, in raster order, between prefix and suffix rows that always "
-        "are: lengths [N], how many; order [N,capacity], which token each row holds; rows [N,tokens], the row of each "
-        "active token; mask [N,tokens], active tokens; filled [N,capacity], rows that hold one."
+        "are: lengths [N], how many; order [N,capacity], which token (of prefix, plane and suffix) each row holds, 0 "
+        "behind them; rows [N,tokens], the row of each active token; mask [N,tokens], active tokens; filled "
+        "[N,capacity], rows that hold one. capacity: as many as tokens if left out."
     ),
     "move_rows": (
-        "y [N,rows,C] of x [N or 1,rows,C]: row index[n,r] of it, or row r + start; beside a table, its first `start` "
-        "rows, then those of x, then the rest of the table, which ends at lengths[n]. Zeros where mask [N,rows] is "
-        "false, and from lengths[n] on."
+        "y [N,rows,C] of x [N or 1,rows,C]: row index[n,r] of it, or row r + start; beside a table [N or 1,t,C], "
+        "which takes no index, its first `start` rows, then those of x, then the rest of the table, which ends at "
+        "lengths[n]. Zeros where mask [N,rows] is false, from lengths[n] on, and where x has no such row."
     ),
     "pack_patches": (
-        "y [N,rows,C * height * width]: the numbers of patch index[n,r] of x [N,C,H,W], in the order of a "
-        "convolution's weight; zeros from lengths[n] on."
+        "y [N,rows,C * height * width]: the numbers of patch (height, width) index[n,r] of x [N,C,H,W], in the order "
+        "of a convolution's weight; zeros from lengths[n] on."
     ),
     "merge_pixels": (
-        "y [N,H // factor,W // factor,offsets * C]: x [N,H,W,C] at (i, j) * factor + each offset, side by side; zeros "
-        "where (i, j) is not active."
+        "y [N,H // factor,W // factor,offsets * C]: x [N,H,W,C] at (i, j) * factor + each offset (row and column, at "
+        "most 16 pairs), side by side; zeros where (i, j) is not active."
     ),
     "window_attention": (
-        "softmax(scale q k^T scales + bias) v within windows of planes [N,H,W,C], among active pixels; zeros "
-        "elsewhere. rows and keys [windows,...]: which pixel each is, from 1 on; 0: padding, which is a key of k_fill "
-        "and v_fill or zeros. active_keys [N,H' * W']: where keys are of another plane. bias [1 or "
-        "windows,heads,rows,keys], or q . (row_table[i,k] + column_table[j,l]) of row i C + j for key k C + l. "
-        "normalize: queries and keys are divided by their length, or by this where that is more."
+        "softmax(scale q k^T scales + bias) v within windows of planes, q [N,H,W,C], k and v [N,H',W',C'], among "
+        "active pixels; zeros elsewhere, and in a row whose window has no key. rows and keys [windows,...]: which "
+        "pixel each is, from 1 on; 0: padding, which is a key of k_fill and v_fill or zeros. active_keys [N,H' * W']: "
+        "where keys are of another plane. bias [1 or windows,heads,rows,keys], or q . (row_table[i,k] + "
+        "column_table[j,l]) of row i C + j for key k C + l, row_table [R,R,dim], column_table [C,C,dim]. scales "
+        "[heads]. normalize > 0: queries and keys are divided by their length, or by this where that is more. starts: "
+        "the first channels of q, k and v; dim, value_dim: 8 to 128, multiples of 8."
     ),
     "mask_pyramid": (
         "The active blocks of every plane of a network and the fringes of its tensors, from one mask [N,H,W]: "

@@ -10,7 +10,7 @@ from masked.test_emulator_float8 import LAYERS as HOPPER_LAYERS
 from masked.test_emulator_float8 import QuantizedCase
 
 from sbnet import BlockGrid, conv_output_size, fringe, reference
-from support.emulator import CSRC, TOOLS, emulated_library
+from support.emulator import CSRC, emulated_library, units_of
 from support.helpers import laid_out, random_active
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 6}  # core/types.h
@@ -18,20 +18,10 @@ DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 6} 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    core = (
-        "masked/bottleneck",
-        "masked/conv",
-        "masked/conv_select",
-        "masked/conv_query",
-        "grid",
-        "layer",
-        "memory",
-        "settled",
-    )
-    kernels = [
-        CSRC / f"cuda/masked/{name}.cu" for name in ("conv_quantized", "conv_quantized_mma", "conv_quantized_round")
-    ]
-    units = [TOOLS / "entry_quantized.cpp", *(CSRC / f"core/{name}.cpp" for name in core)]
+    names = "conv_quantized", "conv_quantized_mma", "conv_quantized_round"
+    kernels = [CSRC / f"cuda/masked/{name}.cu" for name in names]
+    core = (f"masked/{name}" for name in ("bottleneck", "conv", "conv_select", "conv_query"))
+    units = units_of("entry_quantized", *core)
     return emulated_library(tmp_path_factory, "quantized", kernels, units).emulate_conv_quantized
 
 

@@ -15,6 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC, TOOLS = ROOT / "csrc", ROOT / "tests/tools/emulator"
 
 
+def units_of(entry: str, *core: str) -> list[Path]:
+    """An entry of the emulator, and what it needs of csrc/core: `core`, and what all layers share."""
+    names = (*core, "grid", "layer", "memory", "settled")
+    return [TOOLS / f"{entry}.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
+
+
 def build(folder: Path, compiler: str, headers: Path, kernels: list[Path], units: list[Path]) -> Path:
     """The kernels as a library: one line of each differs (shared memory), and the instructions that C++ cannot say."""
     for header in TOOLS.glob("ptx*.h"):  # ptx.h, ptx_GROUP.h

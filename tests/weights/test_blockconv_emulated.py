@@ -11,7 +11,7 @@ from sbnet.ops.weights.conv import lifted
 from sbnet.ops.weights.conv_geometry import output_sides, parts, to_geometry
 from sbnet.ops.weights.conv_layout import HEADER, covering_mask
 from support.blockconv_cases import B8, CASES
-from support.emulator import CSRC, TOOLS, emulated_library
+from support.emulator import CSRC, emulated_library, units_of
 from support.helpers import assert_as_accurate_as_torch, random_active, tensor
 
 pytestmark = pytest.mark.slow  # the compiler's time
@@ -36,17 +36,8 @@ class Case(ctypes.Structure):  # as in entry_blockconv.cpp
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    names = (
-        "weights/conv",
-        "weights/conv_pieces",
-        "masked/conv_select",
-        "masked/conv_query",
-        "grid",
-        "layer",
-        "memory",
-        "settled",
-    )
-    units = [TOOLS / "entry_blockconv.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
+    core = "weights/conv", "weights/conv_pieces", "masked/conv_select", "masked/conv_query"
+    units = units_of("entry_blockconv", *core)
     kernels = [CSRC / "cuda/weights/conv.cu", CSRC / "cuda/sm90/conv/conv_blocksparse.cu"]
     return emulated_library(tmp_path_factory, "blockconv", kernels, units)
 
