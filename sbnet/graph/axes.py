@@ -175,7 +175,7 @@ WINDOWED = {
     "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "upsample_nearest2d", "upsample_bilinear2d",
     "upsample_bicubic2d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
     "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "replication_pad2d",
-    "_convolution", "mkldnn_convolution", "max_pool2d_with_indices_backward", "max_unpool2d", "col2im",
+    "repeat_plane", "_convolution", "mkldnn_convolution", "max_pool2d_with_indices_backward", "max_unpool2d", "col2im",
 }  # fmt: skip
 VIEWS = {"view", "reshape", "flatten", "unflatten", "_unsafe_view", "reshape_as", "view_as", "_reshape_alias"}
 REDUCTIONS = {

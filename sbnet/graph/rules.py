@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sbnet.geometry import to_pair
 from sbnet.graph.builder import (
@@ -88,6 +89,11 @@ def _adaptive(b: Builder, call: Call) -> Value | None:
     return b.add("avg_pool", call, [x], call.made.shape, options=options)
 
 
+def repeat_plane(x: Tensor, size: list[int]) -> Tensor:
+    """A plane of one pixel in another size: a map, which is masked, where aten's expand alone would only arrange."""
+    return x.expand(size).contiguous(memory_format=torch.channels_last)
+
+
 MODES = {"nearest": "nearest", "_upsample_nearest_exact": "nearest-exact"}
 
 
@@ -95,8 +101,8 @@ MODES = {"nearest": "nearest", "_upsample_nearest_exact": "nearest-exact"}
 def _upsample(b: Builder, call: Call) -> Value | None:
     x = call.args[0]
     if plain(x) is None and x.shape[2:] == (1, 1) and call.name != "upsample_bicubic2d":  # a pooled plane, repeated
-        repeat, size = torch.ops.aten.expand.default, list(call.made.shape)
-        return b.dense(replace(call, target=repeat, name="expand", args=[x, size], kwargs={}))
+        args = [x, list(call.made.shape)]
+        return b.dense(replace(call, target=repeat_plane, name="repeat_plane", args=args, kwargs={}))
     if plain(x) is None or not is_map(call.made):
         return None
     scales = call.argument("scale_factors") or [call.argument("scales_h"), call.argument("scales_w")]

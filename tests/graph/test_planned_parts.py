@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import sbnet
 from sbnet.graph.kinds import kind_of
 from sbnet.graph.oracle import PlaneMasks, exact_pixels, masked_oracle
+from sbnet.graph.rules import repeat_plane
 from support.contract import assert_holds
 
 SIZE, BLOCK = (24, 32), 4
@@ -190,9 +191,10 @@ def test_in_halves_a_stack_is_rounded_once():
 
 
 class Pooled(nn.Module):
-    def __init__(self, **how: object) -> None:
+    def __init__(self, alone: bool, **how: object) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.alone, self.border = alone, nn.Conv2d(4, 4, 3, 1, 1)
         self.first, self.pooled, self.last, self.how = (
             nn.Conv2d(3, 4, 3, 1, 1),
             nn.Conv2d(4, 4, 1),
@@ -203,14 +205,18 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.first(x))
         pooled = self.pooled(F.adaptive_avg_pool2d(y, 1))
-        return self.last(torch.cat([y, F.interpolate(pooled, size=y.shape[2:], **self.how)], 1))
+        repeated = F.interpolate(pooled, size=y.shape[2:], **self.how)
+        return self.border(repeated if self.alone else self.last(torch.cat([y, repeated], 1)))
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
 @pytest.mark.parametrize("corners", [None, True, False])
-def test_a_pooled_plane_is_repeated(mode, corners):
+@pytest.mark.parametrize("alone", [False, True], ids=["joined", "alone"])
+def test_a_pooled_plane_is_repeated(mode, corners, alone):
     if "nearest" in mode and corners is not None:
         pytest.skip("has no corners")
-    nodes = assert_modes_hold(Pooled(mode=mode, align_corners=corners).eval(), torch.randn(2, 3, *SIZE), pixels(2))
-    repeats = [n for n in nodes if n.target is torch.ops.aten.expand.default]
+    nodes = assert_modes_hold(
+        Pooled(alone, mode=mode, align_corners=corners).eval(), torch.randn(2, 3, *SIZE), pixels(2)
+    )
+    repeats = [n for n in nodes if n.target is repeat_plane]
     assert len(repeats) == (mode != "bicubic")  # whose weights add up to one only nearly
