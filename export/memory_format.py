@@ -26,7 +26,7 @@ def optimise(model: ir.Model, fuse_bottlenecks: bool = False) -> None:
     blocksparse.name_coords(graph)
     blocksparse.name_lists(graph)
     share(graph)
-    while cancel(graph) + sink(graph):
+    while cancel(graph) + sink(graph) + flatten(graph):
         share(graph)
     fold_into_stacks(graph)
     if fuse_bottlenecks:
@@ -133,6 +133,38 @@ def cancel(graph: ir.Graph) -> int:
             changed += _replace(graph, node.outputs[0], source)
     drop_unused(graph)
     return changed
+
+
+def flatten(graph: ir.Graph) -> int:
+    """Rows of tokens [N,H*W,C] are those of a plane [N,H,W,C], and the other way round: one Reshape where an NCHW
+    plane, or its flat form, stood between. Returns how many went."""
+    changed = 0
+    for node in transposes(graph):
+        perm, middle = _perm(node), node.inputs[0].producer() if node.inputs[0] is not None else None
+        if perm not in ([0, 2, 1], TO_NHWC) or middle is None or middle.domain or middle.op_type != "Reshape":
+            continue
+        source = _source(middle.inputs[0], TO_NCHW if perm == [0, 2, 1] else [0, 2, 1])
+        before, after = _sizes(middle.inputs[0]), _sizes(node.inputs[0])
+        if source is None or not before or not after or before[:2] != after[:2]:
+            continue
+        if (len(before), len(after)) != ((4, 3) if perm == [0, 2, 1] else (3, 4)) or not node.outputs[0].uses():
+            continue
+        constant = ir.node("Constant", [], {"value_ints": [after[0], *after[2:], after[1]]})
+        made = ir.node("Reshape", [source, constant.outputs[0]])
+        constant.outputs[0].dtype, constant.outputs[0].shape = ir.DataType.INT64, ir.Shape([len(after)])
+        made.outputs[0].type, made.outputs[0].shape = node.outputs[0].type, ir.Shape([after[0], *after[2:], after[1]])
+        if node.outputs[0].is_graph_output():
+            continue
+        graph.insert_before(node, [constant, made])
+        changed += _replace(graph, node.outputs[0], made.outputs[0])
+    drop_unused(graph)
+    return changed
+
+
+def _sizes(value: ir.Value | None) -> list[int]:
+    """Of a value whose sizes are all known, else nothing."""
+    known = value is not None and value.shape is not None and value.shape.is_static()
+    return [int(n) for n in value.shape] if known else []  # type: ignore[union-attr, arg-type]
 
 
 def _scalar(value: ir.Value | None) -> bool:

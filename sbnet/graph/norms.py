@@ -14,6 +14,14 @@ ATEN = torch.ops.aten
 
 @rule("group_norm")
 def _group_norm(b: Builder, call: Call) -> Value | None:
+    axes = getattr(call.args[0], "axes", None)
+    if axes is not None and any(name[0] in "HW" and len(name) > 1 for dim in axes.dims for name, _ in dim):
+        from sbnet.graph.capture import CaptureError
+
+        raise CaptureError(  # its statistics would be those of all pixels, and the layers behind it lose the mask
+            f"sbnet: {call.path or 'the network'}: group_norm: expected pixels where the image has them, got those of "
+            "squares side by side, as in MobileViTv2, which no mask follows; sparsify the parts before and after"
+        )
     return _norm(b, call, "group", call.argument("num_groups")) if is_map(call.made) and plain(call.args[0]) else None
 
 

@@ -105,12 +105,18 @@ class Attentions:
             k, k_turned = rows, True
         return self._attend(b, call, (q, k, v), (rank - 2, rank - 2 if k_turned else rank - 1, rows_of_v), found)
 
+    def _hides_nothing(self, mask: Value) -> bool:
+        """Is it a mask that shows all keys, and that nobody writes later?"""
+        if mask.dtype != torch.bool or not mask.constant or not (self.fixed or not is_held(mask)):
+            return False
+        return bool(evaluated(mask).all())
+
     def _attend(
         self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scores: Scores
     ) -> Value | None:
         """at: which dimension of q, k and v is that of tokens."""
         biases, scale = scores.biases, scores.scale
-        biases = [v for v in biases if v.dtype != torch.bool or not v.constant or not bool(evaluated(v).all())]
+        biases = [v for v in biases if not self._hides_nothing(v)]
         if any(v.dtype == torch.bool for v in biases):
             return None
         if self.fixed:  # what exporters make of a mask that hides nothing
@@ -320,6 +326,13 @@ def least_of(node: Node | None, fixed: bool) -> float | None:
     if not is_number(low, fixed):
         return None
     return number(low)
+
+
+def is_held(value: Value) -> bool:
+    """Is a constant a tensor that the network holds, or made of one?"""
+    if value.producer is None:
+        return True
+    return any(is_held(v) for v in value.producer.inputs())
 
 
 def evaluated(value: Value) -> Any:

@@ -89,3 +89,28 @@ def test_norms_written_out_look_at_active_tokens(device, squared):
     for mask in masks(96, device):
         keep = kept(mask, 16, 1)
         assert_holds(run(x, mask, copy=True), alone(net, x, keep), alone(exact, x.double(), keep))
+
+
+class Masked(torch.nn.Module):
+    """Attention whose mask is a buffer that shows all keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.qkv = torch.nn.Conv2d(3, 32, 16, 16), torch.nn.Linear(32, 96)
+        self.register_buffer("mask", torch.ones(36, 36, dtype=torch.bool))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, length, c = (x := self.stem(x).flatten(2).transpose(1, 2)).shape
+        q, k, v = self.qkv(x).view(n, length, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        return y.transpose(1, 2).reshape(n, length, c)
+
+
+def test_a_mask_of_attention_that_is_written_later_is_followed(device):
+    torch.manual_seed(0)
+    net, x, mask = Masked().eval().to(device), torch.randn(1, 3, 96, 96, device=device), masks(96, device)[0][:1]
+    run = sbnet.sparsify(net, x)
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(run(x, mask, copy=True), net(x), atol=1e-5, rtol=1e-5)
+            net.mask[:, 5:] = False

@@ -84,6 +84,23 @@ def test_the_functional_form_and_onnx_runtime_give_the_same(name, tmp_path):
     assert_every_form_gives_the_same(NETS[name](), SIDES.get(name, 64), tmp_path)
 
 
+class Squares(torch.nn.Module):
+    """A norm of pixels that lie as MobileViTv2 lays them: those of each place in 2x2 squares side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.GroupNorm(1, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = (x := self.stem(x)).shape
+        return self.norm(x.view(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(n, c, 4, -1))
+
+
+def test_norms_of_pixels_in_other_places_are_refused():
+    with pytest.raises(ValueError, match="norm: group_norm: expected pixels where the image has them"):
+        sbnet.sparsify(Squares().eval(), torch.randn(1, 3, 16, 16))
+
+
 class Written(torch.nn.Module):
     """Attention over all pixels, written out, whose scores `how` makes of q k^T, a bias and a number a head."""
 

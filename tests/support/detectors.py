@@ -39,15 +39,16 @@ class Encoder(nn.Module):
         return list(self.net.encoder(given).last_hidden_state)
 
 
-def rt_detr(part: str) -> nn.Module:
+def rt_detr(part: str, heads: int = 4) -> nn.Module:
     torchvision()
     import transformers
 
     backbone = transformers.RTDetrResNetConfig(**WIDTHS, out_features=["stage2", "stage3", "stage4"])
     config = transformers.RTDetrConfig(
-        backbone_config=backbone, encoder_hidden_dim=32, encoder_in_channels=[32, 48, 64], encoder_attention_heads=4,
-        encoder_ffn_dim=64, d_model=32, decoder_in_channels=[32] * 3, decoder_ffn_dim=64, num_queries=10,
-        decoder_layers=2, decoder_attention_heads=4, eval_size=None, anchor_image_size=None,
+        backbone_config=backbone, encoder_hidden_dim=32, encoder_in_channels=[32, 48, 64],
+        encoder_attention_heads=heads, encoder_ffn_dim=64, d_model=32, decoder_in_channels=[32] * 3,
+        decoder_ffn_dim=64, num_queries=10, decoder_layers=2, decoder_attention_heads=4, eval_size=None,
+        anchor_image_size=None,
     )  # fmt: skip
     torch.manual_seed(0)
     if part == "encoder":

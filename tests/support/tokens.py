@@ -153,11 +153,11 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def swin(side: int, window: int) -> nn.Module:
+def swin(side: int, window: int, channels: int = 24) -> nn.Module:
     """A small one of timm's Swin transformers, all of whose pixels are returned."""
     return timm_net(
-        "swin_tiny_patch4_window7_224", side, window_size=window, depths=(2, 2), num_heads=(2, 4), embed_dim=24,
-        depth=None,
+        "swin_tiny_patch4_window7_224", side, window_size=window, depths=(2, 2), num_heads=(2, 4),
+        embed_dim=channels, depth=None,
     )  # fmt: skip
 
 
