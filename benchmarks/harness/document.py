@@ -24,7 +24,6 @@ SHOWN = {
     "h200_blocksparse_conv": ("blocksparse_conv",),
     "h200_conv": ("conv 3x3",),
     "h200_conv_1x1_settled": ("conv 1x1",),
-    "h200_onnxruntime": ("residual network, ONNX Runtime",),
     "h200_weights_settled": ("blocksparse_matmul",),
 }
 
