@@ -24,7 +24,6 @@ SHOWN = {
     "h200_blocksparse_conv": ("blocksparse_conv",),
     "h200_conv": ("conv 3x3",),
     "h200_conv_1x1_settled": ("conv 1x1",),
-    "h200_onnxruntime": ("residual network, ONNX Runtime",),
     "h200_weights_settled": ("blocksparse_matmul",),
 }
 
@@ -39,10 +38,14 @@ pipelines are in [is_it_for_me.md](is_it_for_me.md).
 Every result was checked before it was timed (rms error against a wider type at most twice PyTorch's own; copies bit for
 bit). The sides of a case run in turn in one process; figures are medians, in microseconds. **x dense** is against the
 fastest dense form of the same layer: `F.conv2d` (oneDNN on a CPU), fused cuDNN and, where it says so, `torch.compile`,
-channels_last. **indexed** times include listing blocks and fringe from the pixel mask in every call. **of floor** is
-the share of the least time that the active part could take on that machine: the larger of its operations over the rate
-of a matrix product and its bytes over that of a copy, both measured in the same run, and a launch. How to measure:
+channels_last. **indexed** times include listing blocks and fringe from the pixel mask in every call. How to measure:
 `sbnet bench --help`, [benchmarks/](../benchmarks/README.md).
+"""
+
+FLOOR = """\
+**of floor** is the share of the least time that the active part could take on that machine: the larger of its
+operations over the rate of a matrix product and its bytes over that of a copy, both measured in the same run, and a
+launch.
 """
 
 PAPER = """\
@@ -69,9 +72,9 @@ def document(sessions: Mapping[str, Session], papers: Iterable[Session] | None =
     """Tables of all rows, by the stem of their file; the paper's figures beside those of `papers`, or the same.
 
     brief: without the machine's rates, of other forms only how much faster ours is than the fastest dense one, and
-    without layers that were measured at fewer than three sparsities.
+    without layers that were measured at fewer sparsities than others.
     """
-    parts = [HEAD, *([] if brief else glance(sessions.values()))]
+    parts = [HEAD, *([] if brief else [FLOOR, *glance(sessions.values())])]
     parts += paper_table(sessions.values() if papers is None else papers)
     for stem, session in sessions.items():
         parts.append(f"## {heading(session)}\n\n{conditions(stem, session, brief)}\n")
@@ -113,42 +116,50 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def section(name: str, rows: list[Row], brief: bool = False) -> str:
     """A heading, what all rows share, and a table; one row a layer where sparsity is swept."""
-    swept_here = len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows)
+    axis, steps = _axis(rows, 2 if brief else 3)
     hidden = set(HIDDEN)
     if brief:
         hidden |= {f"{side} us" for row in rows for side in ("dense", *row["us"])} | {"faults"}
         hidden |= {"wanted density", "sparsity"} if all("density" in row for row in rows) else set()
-        if swept_here:
-            rows = [row for same in layers(rows).values() if len(same) > 2 for row in same]
+        if axis:
+            rows = [row for same in layers(rows, axis).values() if len(same) >= min(3, steps) for row in same]
     shared, head, lines = compact(rows, hidden)
     facts = [", ".join(f"{fact} {format_fact(v)}" for fact, v in shared.items())]
-    if swept_here:
-        head, lines = sweep(rows, shared)
-        facts.append(
-            "x dense (indexed) by sparsity" + (", / what is wanted" if any("wanted" in r for r in rows) else "")
-        )
+    if axis:
+        head, lines = sweep(rows, shared, axis)
+        indexed = " (indexed)" * any("x indexed" in row for row in rows)
+        facts.append(f"x dense{indexed} by {axis}" + ", / what is wanted" * any("wanted" in row for row in rows))
     stated = "; ".join(filter(None, facts))
     return "\n\n".join(filter(None, [f"### {name}", stated, markdown(head, lines)]))
 
 
-def layers(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows that differ in sparsity alone, by what they share."""
+def _axis(rows: list[Row], least: int) -> tuple[str, int]:
+    """The fact that rows of so many values at least are swept over, and their number; or "" and 0."""
+    for axis in ("sparsity", "density"):
+        steps = len({row["facts"].get(axis) for row in rows})
+        if steps >= least and all("x dense" in row for row in rows) and any(axis in row["facts"] for row in rows):
+            return axis, steps
+    return "", 0
+
+
+def layers(rows: list[Row], axis: str = "sparsity") -> dict[str, list[Row]]:
+    """Rows that differ in sparsity (or another fact) alone, by what they share."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        rest = {k: v for k, v in row["facts"].items() if k != "sparsity"}
+        rest = {k: v for k, v in row["facts"].items() if k != axis}
         found.setdefault(key({**row, "facts": rest}), []).append(row)
     return found
 
 
-def sweep(rows: list[Row], shared: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """One line a layer, its x dense (indexed) by sparsity."""
-    rows = [row for row in rows if "sparsity" in row["facts"]]
-    steps = sorted({row["facts"]["sparsity"] for row in rows})
-    facts = list(dict.fromkeys(k for row in rows for k in row["facts"] if k not in (*shared, "sparsity")))
+def sweep(rows: list[Row], shared: dict[str, Any], axis: str) -> tuple[list[str], list[list[str]]]:
+    """One line a layer, its x dense (indexed) along the axis, from dense to sparse."""
+    rows = [row for row in rows if axis in row["facts"]]
+    steps = sorted({row["facts"][axis] for row in rows}, reverse=axis == "density")
+    facts = list(dict.fromkeys(k for row in rows for k in row["facts"] if k not in (*shared, axis)))
     served = ["served by"] if any("served by" in row for row in rows) else []
     lines = []
-    for same in layers(rows).values():
-        at = {row["facts"]["sparsity"]: row for row in same}
+    for same in layers(rows, axis).values():
+        at = {row["facts"][axis]: row for row in same}
         figures = [_pair(at[step]) if step in at else "" for step in steps]
         named = [*(same[0]["facts"].get(fact) for fact in facts), *(same[0].get(note) for note in served)]
         lines.append([*map(cell, named), *figures])
