@@ -96,6 +96,10 @@ struct DequantizedConv2dLayer : QuantizedConv2dLayer {
     input_numbers(p, read);
     read.dtype("dtype", &p.y.dtype);
   }
+  static Status check(const QuantizedConv2dParams& p) { return check_conv_numbers(kName, p); }
+  static Status size(const QuantizedConv2dParams& p, int d, int64_t x, int64_t* y) {
+    return conv_size(kName, p, d, x, y);
+  }
 };
 
 struct ConvTransposeLayer : LayerOf<ConvTransposeParams> {
