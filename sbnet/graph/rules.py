@@ -90,7 +90,7 @@ def _adaptive(b: Builder, call: Call) -> Value | None:
 
 
 def repeat_plane(x: Tensor, size: list[int]) -> Tensor:
-    """A plane of one pixel in another size: a map, which is masked, where aten's expand alone would only arrange."""
+    """x [N,C,1,1] as a plane of `size` [N,C,H,W]: a map, which is masked, where aten's expand would only arrange."""
     return x.expand(size).contiguous(memory_format=torch.channels_last)
 
 

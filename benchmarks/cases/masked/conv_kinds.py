@@ -89,6 +89,8 @@ OTHERS: dict[str, list[Kind]] = {
     "conv 3x3, dilation": [
         Kind((*LARGE, 64), 64, dilation=2),
         *(Kind((*SMALL, 256), 256, dilation=d) for d in (2, 4, 6, 12)),
+        *(Kind((n, 80, 80, 512), 512, dilation=4, block=8) for n in (1, 16)),  # DeepLab
+        *(Kind((n, 80, 80, 2048), 256, dilation=12, block=8) for n in (1, 16)),
     ],
     "conv 3x3, groups": [
         Kind((*MIDDLE, 128), 128, groups=32),

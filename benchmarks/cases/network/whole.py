@@ -6,7 +6,8 @@ together, "half" a rectangle of half of them, "all" is every pixel. A masked cal
 the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile, of SAM with its relative
 positions as buffers (`harness/held_positions.py`); on a CPU those of `harness/dense.py` but for torch.compile.
 Results are checked on the first and the last image of a batch: dense forms and a run with every pixel against the
-network in float64, masked runs against the oracle, those of windows it does not follow against the same plan on a CPU.
+network in float64 (in halves they may err as much as its run with batch norms in the weights does), masked runs against
+the oracle, those of windows it does not follow against the same plan on a CPU.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ def work(setting: Setting, name: str, batch: int, side: int, kind: str) -> Work:
             try:
                 return _close(got, own, exact)
             except WrongResult:
+                if x.dtype.itemsize > 2:
+                    raise
                 return _close(got, folded(), exact)
         of = PlaneMasks(masks, blocks)
         if hasattr(net, "_pos_embed"):  # the oracle does not follow a class token
