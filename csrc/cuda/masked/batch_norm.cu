@@ -23,7 +23,7 @@ __device__ __forceinline__ Activation chosen(Activation activation) {
   return kKind == Kind::kNone ? Activation::kNone : kKind == Kind::kRelu ? Activation::kRelu : activation;
 }
 
-constexpr int kPixels = 1;  // that a thread has together: of two, fewer CTAs fit, which costs more than it saves
+constexpr int kPixels = 2;  // whose loads a thread has under way together: of two tensors or three
 
 template <class T, int kN>
 struct Two {
@@ -44,13 +44,11 @@ struct Three {
 // mean = sum of n m / n, variance = sum of (s + n m^2) / n - mean^2, over parts of n pixels with mean m and sum of
 // squared distances s. In double: what cancels there has been rounded to 24 bits.
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
+__global__ void __launch_bounds__(kSumThreads, kSumCtas)
     norm_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormParams p,
                 const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe, const float* values,
                 const float* counts) {
-  __shared__ __align__(16) float numbers[3 * kSumThreads];  // mean, scale, shift
-  grid_dependency_wait();
-  grid_dependency_release();
+  __shared__ __align__(16) float numbers[3 * kSumChannels];  // mean, scale, shift
   const int64_t C = p.x.size[1];
   const SumThread thread = SumThread::of<kN>(plan, C);
   const int channels = static_cast<int>(thread.words) * kN;
@@ -58,11 +56,15 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
   const Table<kN> table = {numbers, channels};
   double sums[3];
   const SumList list(as_conv, plan);
-  const int takers = takers_in_use(plan, list);
-  // Before anything is merged: who has no pixels merges nothing.
+  // Before the wait: the launch ahead sums what earlier ones wrote, for which it has waited itself before it let this
+  // one start. It reads nothing that is cleared here.
   clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
                   int64_t{gridDim.x} * gridDim.y * kSumThreads);
-  if (static_cast<int>(blockIdx.x) >= takers) return;
+  const bool used = static_cast<int>(blockIdx.x) < list.parts;
+  if (used) find_pixels(as_conv, plan, list, list.begin(), 0);
+  grid_dependency_wait();
+  grid_dependency_release();
+  if (!used) return;
   merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[3]) {
     const float n = counts[part];
     if (!(n > 0.f) || first + channel >= C) return;
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
   __syncthreads();
   const bool added = p.residual.data != nullptr;
   for_part<kPixels>(
-      as_conv, plan, thread, list, takers,
+      as_conv, plan, thread, list,
       [&](const Place& place) {
         Two<T, kN> in = {*word_at<T, kN>(p.x, plan, place, thread.channel), zeros<T, kN>()};
         if (added) in.b = *word_at<T, kN>(p.residual, plan, place, thread.channel);
@@ -145,28 +147,28 @@ __device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p,
   return in;
 }
 
-// Sums of g and of g (x - mean). A CTA takes a part of the list and some words of channels; its threads' are added in
-// order.
+// Sums of g and of g (x - mean). A CTA takes a part of the list and some words of channels.
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 4)
+__global__ void __launch_bounds__(kSumThreads, kSumCtas)
     sum_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                const __grid_constant__ SumPlan plan, float* sums) {
-  extern __shared__ float found[];  // [2 * kN][kSumThreads]
+  __shared__ float found[kN < 4 ? 2 * kN : 8][kSumThreads];
   grid_dependency_wait();
   grid_dependency_release();
   const int64_t C = p.x.size[1];
   const SumThread thread = SumThread::of<kN>(plan, C);
   const SumList list(as_conv, plan);
   if (static_cast<int>(blockIdx.x) >= list.parts) return;
+  find_pixels(as_conv, plan, list, list.begin(), 0);
   float of_grad[kN] = {}, of_both[kN] = {};
-  __shared__ __align__(16) float numbers[3 * kSumThreads];
+  __shared__ __align__(16) float numbers[3 * kSumChannels];
   const int channels = static_cast<int>(thread.words) * kN;
   const Table<kN> table = {numbers, channels};
   if (const int64_t c = int64_t{blockIdx.y} * channels + threadIdx.x; static_cast<int>(threadIdx.x) < channels && c < C)
     tabulate(p, c, table, static_cast<int>(threadIdx.x));
   __syncthreads();
   for_part<kPixels>(
-      as_conv, plan, thread, list, list.parts,
+      as_conv, plan, thread, list,
       [&](const Place& place) { return load_three<T, kN>(p, plan, place, thread.channel); },
       [&](const Place(&)[kPixels], const Three<T, kN>(&in)[kPixels]) {  // of no pixel g is 0
         constexpr int kTogether = Table<kN>::kTogether;
@@ -185,32 +187,28 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 4)
             }
         }
       });
-#pragma unroll
-  for (int e = 0; e < kN; ++e) {
-    found[(2 * e) * kSumThreads + threadIdx.x] = of_grad[e];
-    found[(2 * e + 1) * kSumThreads + threadIdx.x] = of_both[e];
-  }
-  __syncthreads();
-  // Each of words * kN * 2 numbers is added by one thread.
-  const uint32_t words = thread.words;
-  for (uint32_t k = threadIdx.x; k < words * 2 * kN; k += kSumThreads) {
-    const uint32_t of_word = k % words, number = k / words;
-    const int64_t c = int64_t{blockIdx.y * words + of_word} * kN + number / 2;
-    if (c >= C) continue;
-    double sum = 0;
-    for (uint32_t l = 0; l < thread.lanes; ++l) sum += found[number * kSumThreads + l * words + of_word];
-    sums[(2 * int64_t{blockIdx.x} + number % 2) * C + c] = static_cast<float>(sum);
-  }
+  merge_threads<kN, 2>(
+      plan, thread, C,
+      [&](int i, int e) {
+        found[2 * i][threadIdx.x] = of_grad[e];
+        found[2 * i + 1][threadIdx.x] = of_both[e];
+      },
+      [&](int i, int at, double (&to)[2]) {
+        to[0] += found[2 * i][at];
+        to[1] += found[2 * i + 1][at];
+      },
+      [&](int64_t c, const double (&all)[2]) {
+        sums[2 * int64_t{blockIdx.x} * C + c] = static_cast<float>(all[0]);
+        sums[(2 * int64_t{blockIdx.x} + 1) * C + c] = static_cast<float>(all[1]);
+      });
 }
 
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
+__global__ void __launch_bounds__(kSumThreads, kSumCtas)
     norm_grad_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                      const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe,
                      const float* found) {
-  __shared__ __align__(16) float numbers[5 * kSumThreads];  // mean, scale, shift; dx = g a + (x - mean) b + c
-  grid_dependency_wait();
-  grid_dependency_release();
+  __shared__ __align__(16) float numbers[5 * kSumChannels];  // mean, scale, shift; dx = g a + (x - mean) b + c
   const int64_t C = p.x.size[1];
   const SumThread thread = SumThread::of<kN>(plan, C);
   const int channels = static_cast<int>(thread.words) * kN;
@@ -218,10 +216,13 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
   const Table<kN> table = {numbers, channels};
   double sums[2];
   const SumList list(as_conv, plan);
-  const int takers = takers_in_use(plan, list);
   clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
                   int64_t{gridDim.x} * gridDim.y * kSumThreads);
-  if (static_cast<int>(blockIdx.x) >= takers) return;
+  const bool used = static_cast<int>(blockIdx.x) < list.parts;
+  if (used) find_pixels(as_conv, plan, list, list.begin(), 0);
+  grid_dependency_wait();
+  grid_dependency_release();
+  if (!used) return;
   merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[2]) {
     if (first + channel >= C) return;
     to[0] += found[2 * int64_t{part} * C + first + channel];
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
   }
   __syncthreads();
   for_part<kPixels>(
-      as_conv, plan, thread, list, takers,
+      as_conv, plan, thread, list,
       [&](const Place& place) { return load_three<T, kN>(p, plan, place, thread.channel); },
       [&](const Place(&places)[kPixels], const Three<T, kN>(&in)[kPixels]) {
         Word<T, kN> out[kPixels], g[kPixels];
@@ -284,16 +285,15 @@ template <class T, int kN, Kind kKind>
 Status launch_norm(const BatchNormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   Conv2dParams as_conv;
   SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1, false};
-  dim3 ctas, takers;
-  SBNET_TRY(plan_sums<kN>(kOp, p.x, p.active, device, &as_conv, &plan, &ctas, &takers));
+  dim3 ctas;
+  SBNET_TRY(plan_sums<kN>(kOp, p.x, p.active, device, &as_conv, &plan, &ctas));
   plan.alike = alike(p.x, p.y) && alike(p.x, p.residual);
   float* const values = static_cast<float*>(workspace);
   float* const counts = values + 2 * kMostNormParts * p.x.size[1];
-  SBNET_CUDA_TRY(kOp,
-                 launch_dependent(device, moments_kernel<T, kN>, ctas, dim3(kSumThreads),
-                                  kSumThreads * (3 * kN + 1) * sizeof(float), stream, as_conv, plan, values, counts));
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, moments_kernel<T, kN>, ctas, dim3(kSumThreads), 0, stream, as_conv, plan,
+                                       values, counts));
   const float *found = values, *pixels = counts;
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, norm_kernel<T, kN, kKind>, takers, dim3(kSumThreads), 0, stream, as_conv,
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, norm_kernel<T, kN, kKind>, ctas, dim3(kSumThreads), 0, stream, as_conv,
                                        p, plan, FringePlan(p), found, pixels));
   return ok_status();
 }
@@ -303,13 +303,13 @@ Status launch_grad(const BatchNormGradParams& p, void* workspace, const DeviceIn
   float* const sums = static_cast<float*>(workspace);
   Conv2dParams as_conv;
   SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1, false};
-  dim3 ctas, takers;
-  SBNET_TRY(plan_sums<kN>(kGradOp, p.x, p.active, device, &as_conv, &plan, &ctas, &takers));
+  dim3 ctas;
+  SBNET_TRY(plan_sums<kN>(kGradOp, p.x, p.active, device, &as_conv, &plan, &ctas));
   plan.alike = alike(p.x, p.y) && alike(p.x, p.grad) && alike(p.x, p.given) && alike(p.x, p.grad_residual);
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN, kKind>, ctas, dim3(kSumThreads),
-                                           kSumThreads * 2 * kN * sizeof(float), stream, as_conv, p, plan, sums));
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN, kKind>, ctas, dim3(kSumThreads), 0, stream,
+                                           as_conv, p, plan, sums));
   const float* found = sums;
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, norm_grad_kernel<T, kN, kKind>, takers, dim3(kSumThreads), 0, stream,
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, norm_grad_kernel<T, kN, kKind>, ctas, dim3(kSumThreads), 0, stream,
                                            as_conv, p, plan, FringePlan(p), found));
   return ok_status();
 }

@@ -21,7 +21,11 @@ inline bool alike(const TensorView& a, const TensorView& b) {
   return !b.data || std::equal(a.stride, a.stride + 4, b.stride);
 }
 
-constexpr int kSumThreads = 256;
+constexpr int kSumThreads = 512;
+// Of a CTA: few channels are few to merge. Two CTAs fill a multiprocessor, and a launch is one wave of them at most.
+constexpr int kSumChannels = 32;
+constexpr int kSumCtas = 2;
+constexpr int64_t kLeastPixels = 2;  // of each thread of a part
 
 // A thread's place in its CTA: one of the CTA's words of channels, and every so manieth pixel of its part.
 struct SumThread {
@@ -95,45 +99,47 @@ __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const SumPl
   return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + pixel + (kN > 1 ? channel : channel * t.stride[1]));
 }
 
-// The list as it is: its pixels, and in how many parts they are summed: no more than are worth a part.
+// The list as it is: its pixels, and in how many parts they are taken: no more than are worth a part.
 struct SumList {
   int count, parts;
   int64_t entries;
   __device__ __forceinline__ SumList(const Conv2dParams& as_conv, const SumPlan& plan) {
-    constexpr int64_t kPixels = 8;  // of each thread
     count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
     entries = plan.list.tiles(count, 1);
-    const int64_t lanes = plan.words.quotient(kSumThreads),
-                  wanted = (entries + lanes * kPixels - 1) / (lanes * kPixels);
-    parts = static_cast<int>(max(min(wanted, int64_t{plan.parts}), int64_t{1}));
+    const int64_t least = plan.words.quotient(kSumThreads) * kLeastPixels;
+    parts = static_cast<int>(max(min((entries + least - 1) / least, int64_t{plan.parts}), int64_t{1}));
+  }
+  __device__ __forceinline__ int64_t begin() const { return (entries + parts - 1) / parts * blockIdx.x; }
+  __device__ __forceinline__ int64_t end() const {
+    return min((entries + parts - 1) / parts * (blockIdx.x + 1), entries);
   }
 };
 
-// Of so many CTAs that go over the list once more, those that have some pixels of each thread to take.
-__device__ __forceinline__ int takers_in_use(const SumPlan& plan, const SumList& list) {
-  constexpr int64_t kPixels = 2;
-  const int64_t pixels = plan.words.quotient(kSumThreads) * kPixels;
-  return static_cast<int>(max(min((list.entries + pixels - 1) / pixels, int64_t{gridDim.x}), int64_t{1}));
-}
-
-// use(places, load(place) of each) for the thread's pixels of part blockIdx.x of `parts`, kBatch of them at a time:
-// their loads are under way together. What is loaded of no pixel is zeros. For all threads of the CTA.
-template <int kBatch, class Load, class Use>
-__device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
-                                         const SumList& list, int parts, const Load& load, const Use& use) {
+// Fills a table with the pixels from entry `first` on, a thread one of them.
+__device__ __forceinline__ void find_pixels(const Conv2dParams& as_conv, const SumPlan& plan, const SumList& list,
+                                            int64_t first, int table) {
+  const int64_t entry = first + threadIdx.x;
+  if (entry >= list.end()) return;
   const TensorView& x = as_conv.y;
   PixelTables& tables = pixel_tables();
-  const int64_t entries = list.entries, each = (entries + parts - 1) / parts;
-  const int64_t begin = each * blockIdx.x, end = min(begin + each, entries);
+  const portable::Pixel at = portable::locate_pixel(as_conv, plan.list, entry, list.count);
+  tables.at[table][threadIdx.x] = at;
+  tables.offset[table][threadIdx.x] =
+      at.n < 0 ? -1 : at.n * x.stride[0] + at.row * x.stride[2] + at.column * x.stride[3];
+}
+
+// use(places, load(place) of each) for the thread's pixels of the CTA's part, kBatch of them at a time: their loads are
+// under way together. What is loaded of no pixel is zeros. For all threads of the CTA, which have called
+// find_pixels(..., list.begin(), 0).
+template <int kBatch, class Load, class Use>
+__device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
+                                         const SumList& list, const Load& load, const Use& use) {
+  const PixelTables& tables = pixel_tables();
+  const int64_t begin = list.begin(), end = list.end();
   int table = 0;
   for (int64_t first = begin; first < end; first += kSumThreads, table ^= 1) {
+    if (first > begin) find_pixels(as_conv, plan, list, first, table);
     const int pixels = static_cast<int>(min(end - first, int64_t{kSumThreads}));
-    if (static_cast<int>(threadIdx.x) < pixels) {
-      const portable::Pixel at = portable::locate_pixel(as_conv, plan.list, first + threadIdx.x, list.count);
-      tables.at[table][threadIdx.x] = at;
-      tables.offset[table][threadIdx.x] =
-          at.n < 0 ? -1 : at.n * x.stride[0] + at.row * x.stride[2] + at.column * x.stride[3];
-    }
     __syncthreads();  // all have left the other table, which is written next
     if (!thread.taken) continue;
     for (int pixel = static_cast<int>(thread.lane); pixel < pixels; pixel += kBatch * static_cast<int>(thread.lanes)) {
@@ -143,8 +149,10 @@ __device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumP
       for (int k = 0; k < kBatch; ++k) {
         const int own = pixel + k * static_cast<int>(thread.lanes);
         places[k] = {own < pixels ? tables.offset[table][own] : -1, table * kSumThreads + own};
-        if (places[k].in()) loaded[k] = load(places[k]);
       }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k)
+        if (places[k].in()) loaded[k] = load(places[k]);
       use(places, loaded);
     }
   }
@@ -159,25 +167,58 @@ __device__ __forceinline__ void merge_parts(int channels, int parts, double (&su
 #pragma unroll
   for (int n = 0; n < kNumbers; ++n) sums[n] = 0;
   if (sharer < sharers)
-#pragma unroll 8
+#pragma unroll 4
     for (int part = sharer; part < parts; part += sharers) read(part, channel, sums);
 #pragma unroll
   for (int n = 0; n < kNumbers; ++n) found[n][threadIdx.x] = sums[n];
   __syncthreads();
+  const int filled = min(sharers, parts);
   if (static_cast<int>(threadIdx.x) < channels)
-    for (int k = 1; k < sharers; ++k)
+#pragma unroll 4
+    for (int k = 1; k < filled; ++k)
 #pragma unroll
       for (int n = 0; n < kNumbers; ++n) sums[n] += found[n][k * channels + channel];
+}
+
+// Adds what the CTA's threads found of each of its channels. For kRound channels of a word at a time, put(e, found)
+// writes a thread's numbers, read(e, thread, sums) adds those of a thread, take(channel, sums) gets a channel's, in one
+// thread. Neighbouring threads share a channel, each adds every so manieth, then they add in pairs: in fixed order.
+template <int kN, int kNumbers, class Put, class Read, class Take>
+__device__ __forceinline__ void merge_threads(const SumPlan& plan, const SumThread& thread, int64_t C, const Put& put,
+                                              const Read& read, const Take& take) {
+  constexpr int kRound = kN < 4 ? kN : 4;
+  const int channels = static_cast<int>(thread.words) * kRound;
+  const int sharers = min(32, 1 << (31 - __clz(kSumThreads / channels)));
+  const int own = static_cast<int>(threadIdx.x) / sharers, sharer = static_cast<int>(threadIdx.x) % sharers;
+  uint32_t e, word;
+  plan.words.divmod(static_cast<uint32_t>(own), &e, &word);
+#pragma unroll
+  for (int first = 0; first < kN; first += kRound) {
+    if (first) __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRound; ++i) put(i, first + i);
+    __syncthreads();
+    double sums[kNumbers] = {};
+    if (own < channels)
+      for (uint32_t lane = sharer; lane < thread.lanes; lane += sharers)
+        read(static_cast<int>(e), static_cast<int>(lane * thread.words + word), sums);
+    for (int apart = 1; apart < sharers; apart *= 2)
+#pragma unroll
+      for (int n = 0; n < kNumbers; ++n) sums[n] += __shfl_xor_sync(0xffffffffu, sums[n], apart);
+    const int64_t c = int64_t{blockIdx.y * thread.words + word} * kN + first + e;
+    if (sharer == 0 && own < channels && c < C) take(c, sums);
+  }
 }
 
 // Mean, and sum of squared distances from it, of each channel of a part. A thread sums about its own first pixel: one
 // of the numbers themselves, so that their spread bounds what cancels. Threads' are merged as Chan, Golub and LeVeque
 // have it (1979), in double: a thread's mean is no float, but how far it lies from its first pixel is.
 template <class T, int kN>
-__global__ void __launch_bounds__(kSumThreads, 3)
+__global__ void __launch_bounds__(kSumThreads, kSumCtas)
     moments_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ SumPlan plan, float* values,
                    float* counts) {
-  extern __shared__ __align__(16) float shared[];  // [3 * kN][kSumThreads], then counts [kSumThreads]
+  constexpr int kRound = kN < 4 ? kN : 4;
+  __shared__ float found[3 * kRound][kSumThreads], found_pixels[kSumThreads];
   grid_dependency_wait();
   grid_dependency_release();
   const TensorView& x = as_conv.y;
@@ -185,11 +226,10 @@ __global__ void __launch_bounds__(kSumThreads, 3)
   const SumThread thread = SumThread::of<kN>(plan, C);
   const SumList list(as_conv, plan);
   if (static_cast<int>(blockIdx.x) >= list.parts) return;
-  const uint32_t words = thread.words, lanes = thread.lanes;
+  find_pixels(as_conv, plan, list, list.begin(), 0);
   float about[kN] = {}, sum[kN] = {}, square[kN] = {}, pixels = 0.f;
   for_part<4>(
-      as_conv, plan, thread, list, list.parts,
-      [&](const Place& place) { return *word_at<T, kN>(x, plan, place, thread.channel); },
+      as_conv, plan, thread, list, [&](const Place& place) { return *word_at<T, kN>(x, plan, place, thread.channel); },
       [&](const Place(&places)[4], const Word<T, kN>(&loaded)[4]) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -198,73 +238,53 @@ __global__ void __launch_bounds__(kSumThreads, 3)
           for (int e = 0; e < kN; ++e) {
             const float v = to_float(loaded[k].channel[e]);
             if (pixels == 0.f) about[e] = v;
-            sum[e] += v - about[e];
-            square[e] += (v - about[e]) * (v - about[e]);
+            const float apart = v - about[e];
+            sum[e] += apart;
+            square[e] += apart * apart;
           }
           pixels += 1.f;
         }
       });
+  found_pixels[threadIdx.x] = pixels;
   const float some = fmaxf(pixels, 1.f);
-#pragma unroll
-  for (int e = 0; e < kN; ++e) {
-    const float apart = sum[e] / some;
-    shared[(3 * e) * kSumThreads + threadIdx.x] = about[e];
-    shared[(3 * e + 1) * kSumThreads + threadIdx.x] = apart;
-    shared[(3 * e + 2) * kSumThreads + threadIdx.x] = fmaxf(square[e] - sum[e] * apart, 0.f);
-  }
-  const float* const found_pixels = shared + 3 * kN * kSumThreads;
-  shared[3 * kN * kSumThreads + threadIdx.x] = pixels;
-  __syncthreads();
-  for (uint32_t k = threadIdx.x; k < words * kN; k += kSumThreads) {
-    const uint32_t of_word = k % words, e = k / words;
-    const int64_t c = int64_t{blockIdx.y * words + of_word} * kN + e;
-    if (c >= C) continue;
-    const float* const own = shared + 3 * e * kSumThreads;
-    const auto mean_of = [&](uint32_t at) { return static_cast<double>(own[at]) + own[kSumThreads + at]; };
-    float all = 0.f;
-    double total = 0;
-    for (uint32_t l = 0; l < lanes; ++l) {
-      const uint32_t at = l * words + of_word;
-      all += found_pixels[at];
-      total += found_pixels[at] * mean_of(at);
-    }
-    const double mean = total / fmaxf(all, 1.f);
-    double spread = 0;
-    for (uint32_t l = 0; l < lanes; ++l) {
-      const uint32_t at = l * words + of_word;
-      const double apart = mean_of(at) - mean;
-      const float n = found_pixels[at];
-      if (n > 0.f) spread += own[2 * kSumThreads + at] + n * (apart * apart);
-    }
-    values[2 * int64_t{blockIdx.x} * C + c] = static_cast<float>(mean);
-    values[(2 * int64_t{blockIdx.x} + 1) * C + c] = static_cast<float>(spread);
-    if (c == 0) counts[blockIdx.x] = all;
-  }
+  merge_threads<kN, 3>(
+      plan, thread, C,
+      [&](int i, int e) {
+        const float apart = sum[e] / some;
+        found[3 * i][threadIdx.x] = about[e];
+        found[3 * i + 1][threadIdx.x] = apart;
+        found[3 * i + 2][threadIdx.x] = fmaxf(square[e] - sum[e] * apart, 0.f);
+      },
+      [&](int i, int at, double (&to)[3]) {
+        const double n = found_pixels[at], mean = static_cast<double>(found[3 * i][at]) + found[3 * i + 1][at];
+        to[0] += n;
+        to[1] += n * mean;
+        to[2] += found[3 * i + 2][at] + n * mean * mean;
+      },
+      [&](int64_t c, const double (&all)[3]) {
+        const double mean = all[1] / fmax(all[0], 1.), spread = all[2] - all[1] * mean;
+        values[2 * int64_t{blockIdx.x} * C + c] = static_cast<float>(mean);
+        values[(2 * int64_t{blockIdx.x} + 1) * C + c] = static_cast<float>(spread > 0 || spread != spread ? spread : 0);
+        if (c == 0) counts[blockIdx.x] = static_cast<float>(all[0]);
+      });
 }
 
-// How a launch over parts of the list is cut: `ctas` sum, `takers` go over the list once more.
+// How a launch over parts of the list is cut.
 template <int kN>
 Status plan_sums(const char* op, const TensorView& x, const ActiveView& active, const DeviceInfo& device,
-                 Conv2dParams* as_conv, SumPlan* plan, dim3* ctas, dim3* takers) {
+                 Conv2dParams* as_conv, SumPlan* plan, dim3* ctas) {
   *as_conv = {};  // whose pixel list it is
   as_conv->y = x, as_conv->active = active;
   const int64_t words = x.size[1] / kN;
-  // 64 channels, or 32 where a word is one number: few channels a CTA are few to merge.
-  const int64_t most = kN == 1 ? 32 : 64 / kN;
-  const int64_t together = x.stride[1] <= x.stride[3] ? std::min(words, most) : 1;
+  const int64_t together = x.stride[1] <= x.stride[3] ? std::min<int64_t>(words, kSumChannels / kN) : 1;
   const int64_t columns = (words + together - 1) / together;
   SBNET_CHECK(columns < 65536, "%s: x: expected fewer than 65536 channels, got %lld", op,
               static_cast<long long>(x.size[1]));
   *plan = {portable::PixelList(*as_conv), FastDiv(together), static_cast<int32_t>(words), 1, false};
-  const int64_t lanes = kSumThreads / together, entries = plan->list.tiles(active.capacity, 1);
-  const auto parts = [&](int64_t pixels, int64_t per_sm, int64_t limit) {
-    const int64_t wanted =
-        std::min<int64_t>((entries + lanes * pixels - 1) / (lanes * pixels), per_sm * device.sm_count / columns + 1);
-    return std::clamp<int64_t>(wanted, 1, limit);
-  };
-  plan->parts = static_cast<int32_t>(parts(8, 4, kMostNormParts));
+  const int64_t least = kSumThreads / together * kLeastPixels, entries = plan->list.tiles(active.capacity, 1);
+  const int64_t wanted = std::min((entries + least - 1) / least, int64_t{kSumCtas} * device.sm_count / columns);
+  plan->parts = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, kMostNormParts));
   *ctas = dim3(static_cast<unsigned>(plan->parts), static_cast<unsigned>(columns));
-  *takers = dim3(static_cast<unsigned>(parts(2, 5, INT32_MAX / 2)), static_cast<unsigned>(columns));
   return ok_status();
 }
 
