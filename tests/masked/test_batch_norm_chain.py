@@ -97,6 +97,40 @@ def test_a_norm_with_what_follows(device, activation, dtype, layout, density):
                 torch.testing.assert_close(ours, torch.as_tensor(right, device=device).float().expand_as(ours))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
+def test_a_norm_of_many_pixels(device, layout, dtype):
+    """Several parts of the list, each of several tables; means far from 0; twice the same bits."""
+    size = (150, 170)
+    active, edge, inside, _ = parts_of(device, 0.9, size)
+    lists, grid = (active.indices, active.count, active.block_map), active.grid.numbers()
+    for channels in (24, 136):
+        x, dy = (laid_out(tensor((2, channels, *size), dtype, device), layout) for _ in range(2))
+        x += torch.linspace(-3, 30, channels, device=device, dtype=dtype)[:, None, None]
+        weight, bias = (tensor((channels,), torch.float32, device) for _ in range(2))
+        found = []
+        for _ in range(2):
+            y, dx = (torch.full_like(x, UNWRITTEN) for _ in range(2))
+            statistics = OPS.sparse_batch_norm2d_(
+                x, weight, bias, None, *lists, grid, 1e-5, "relu", 0.0, y, edge.pixels, edge.count, None, None, 0.0
+            )  # fmt: skip
+            params = OPS.sparse_batch_norm2d_backward_(
+                dy, x, None, weight, bias, statistics, *lists, grid, 1e-5, "relu", 0.0, dx, None, edge.pixels,
+                edge.count,
+            )  # fmt: skip
+            found.append((y, dx, params, statistics))
+        for a, b in zip(*found, strict=True):
+            assert torch.equal(a, b)
+        none = torch.zeros_like(x)
+        torchs = whole(x, weight.to(dtype), bias.to(dtype), none, dy, inside, "relu")
+        exact = whole(*(t.double() for t in (x, weight, bias, none, dy)), inside, "relu")
+        got = [torch.where(inside, y, 0.0), torch.where(inside, dx, 0.0), *params, None]
+        got += [statistics[:channels], statistics[channels:-1]]
+        for k, (ours, theirs, right) in enumerate(zip(got, torchs, exact, strict=True)):
+            if ours is not None:
+                assert_as_accurate_as_torch(ours.to(dtype), theirs, right, f"{channels} channels: {k}")
+
+
 def test_a_sum_into_the_residual_itself(device):
     active, _, inside, _ = parts_of(device, 0.5)
     lists, grid = (active.indices, active.count, active.block_map), active.grid.numbers()

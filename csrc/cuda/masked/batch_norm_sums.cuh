@@ -21,7 +21,7 @@ inline bool alike(const TensorView& a, const TensorView& b) {
   return !b.data || std::equal(a.stride, a.stride + 4, b.stride);
 }
 
-constexpr int kSumThreads = 512;
+constexpr int kSumThreads = 384;
 // Of a CTA: few channels are few to merge. Two CTAs fill a multiprocessor, and a launch is one wave of them at most.
 constexpr int kSumChannels = 32;
 constexpr int kSumCtas = 2;

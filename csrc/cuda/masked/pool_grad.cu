@@ -14,6 +14,24 @@ struct PoolGradPlan {
   bool channels_inner, wide;  // wide: 31 bits do not number the items
 };
 
+// The larger of each channel, or NaN.
+template <class T, int kN>
+__device__ __forceinline__ Word<T, kN> larger(const Word<T, kN>& a, const Word<T, kN>& b) {
+  Word<T, kN> out;
+  if constexpr (std::is_same_v<T, float> || kN == 1) {
+#pragma unroll
+    for (int e = 0; e < kN; ++e)
+      out.channel[e] = from_float<T>(max_nan(to_float(a.channel[e]), to_float(b.channel[e])));
+  } else {
+    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+#pragma unroll
+    for (int e = 0; e < kN; e += 2)
+      *reinterpret_cast<Pair*>(out.channel + e) =
+          __hmax2_nan(*reinterpret_cast<const Pair*>(a.channel + e), *reinterpret_cast<const Pair*>(b.channel + e));
+  }
+  return out;
+}
+
 template <class T, int kN>
 __device__ __forceinline__ void add_window(const PoolParams& p, const T* x, const Word<T, kN>& dy, int o, int q, int i,
                                            int j, float (&sums)[kN]) {
@@ -28,27 +46,30 @@ __device__ __forceinline__ void add_window(const PoolParams& p, const T* x, cons
   const auto at = [&](int row, int column) {
     return *reinterpret_cast<const Word<T, kN>*>(x + row * p.x.stride[2] + column * p.x.stride[3]);
   };
+  // What lies before it and after it is merged first: their maxima say as much, NaN among them too.
   const Word<T, kN> own = at(i, j);
-  uint32_t other = 0;  // channels whose maximum is another
+  Word<T, kN> before, after;
+#pragma unroll
+  for (int e = 0; e < kN; ++e) before.channel[e] = after.channel[e] = from_float<T>(-INFINITY);
+  bool any_before = false;
   for (int r = 0; r < p.kernel[0]; ++r) {
     const int row = top + r * p.dilation[0];
     if (static_cast<unsigned>(row) >= static_cast<unsigned>(p.x.size[2])) continue;
     for (int s = 0; s < p.kernel[1]; ++s) {
       const int column = left + s * p.dilation[1];
       if (static_cast<unsigned>(column) >= static_cast<unsigned>(p.x.size[3]) || (row == i && column == j)) continue;
-      const Word<T, kN> word = at(row, column);
-      const bool before = row < i || (row == i && column < j);
-#pragma unroll
-      for (int e = 0; e < kN; ++e) {
-        const float v = to_float(word.channel[e]), mine = to_float(own.channel[e]);
-        const bool wins = before ? !(v < mine) && mine == mine : !(v <= mine) && (v != v || mine == mine);
-        other |= static_cast<uint32_t>(wins) << e;
-      }
+      if (row < i || (row == i && column < j))
+        before = larger(before, at(row, column)), any_before = true;
+      else
+        after = larger(after, at(row, column));
     }
   }
 #pragma unroll
-  for (int e = 0; e < kN; ++e)
-    if (!(other >> e & 1)) sums[e] += to_float(dy.channel[e]);
+  for (int e = 0; e < kN; ++e) {
+    const float mine = to_float(own.channel[e]), b = to_float(before.channel[e]), a = to_float(after.channel[e]);
+    const bool earlier = any_before && !(b < mine) && mine == mine, later = !(a <= mine) && (a != a || mine == mine);
+    if (!earlier && !later) sums[e] += to_float(dy.channel[e]);
+  }
 }
 
 template <class T, int kN>
