@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
                   int64_t{gridDim.x} * gridDim.y * kSumThreads);
   const bool used = static_cast<int>(blockIdx.x) < list.parts;
-  if (used) find_pixels(as_conv, plan, list, list.begin(), 0);
+  if (used) find_pixels(as_conv, plan, list, list.begin, 0);
   grid_dependency_wait();
   grid_dependency_release();
   if (!used) return;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   const SumThread thread = SumThread::of<kN>(plan, C);
   const SumList list(as_conv, plan);
   if (static_cast<int>(blockIdx.x) >= list.parts) return;
-  find_pixels(as_conv, plan, list, list.begin(), 0);
+  find_pixels(as_conv, plan, list, list.begin, 0);
   float of_grad[kN] = {}, of_both[kN] = {};
   __shared__ __align__(16) float numbers[3 * kSumChannels];
   const int channels = static_cast<int>(thread.words) * kN;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
                   int64_t{gridDim.x} * gridDim.y * kSumThreads);
   const bool used = static_cast<int>(blockIdx.x) < list.parts;
-  if (used) find_pixels(as_conv, plan, list, list.begin(), 0);
+  if (used) find_pixels(as_conv, plan, list, list.begin, 0);
   grid_dependency_wait();
   grid_dependency_release();
   if (!used) return;

@@ -102,16 +102,18 @@ __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const SumPl
 // The list as it is: its pixels, and in how many parts they are taken: no more than are worth a part.
 struct SumList {
   int count, parts;
-  int64_t entries;
+  int64_t begin, end;  // of the CTA's part
   __device__ __forceinline__ SumList(const Conv2dParams& as_conv, const SumPlan& plan) {
     count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
-    entries = plan.list.tiles(count, 1);
-    const int64_t least = plan.words.quotient(kSumThreads) * kLeastPixels;
-    parts = static_cast<int>(max(min((entries + least - 1) / least, int64_t{plan.parts}), int64_t{1}));
-  }
-  __device__ __forceinline__ int64_t begin() const { return (entries + parts - 1) / parts * blockIdx.x; }
-  __device__ __forceinline__ int64_t end() const {
-    return min((entries + parts - 1) / parts * (blockIdx.x + 1), entries);
+    const int64_t entries = plan.list.tiles(count, 1), least = plan.words.quotient(kSumThreads) * kLeastPixels;
+    // A division of 64 bits takes longer than a CTA's first pixels.
+    const auto share = [&](int64_t all, int64_t of) {
+      return plan.list.wide ? (all + of - 1) / of
+                            : int64_t{(static_cast<uint32_t>(all + of) - 1) / static_cast<uint32_t>(of)};
+    };
+    parts = static_cast<int>(max(min(share(entries, least), int64_t{plan.parts}), int64_t{1}));
+    const int64_t each = share(entries, parts);
+    begin = each * blockIdx.x, end = min(begin + each, entries);
   }
 };
 
@@ -119,7 +121,7 @@ struct SumList {
 __device__ __forceinline__ void find_pixels(const Conv2dParams& as_conv, const SumPlan& plan, const SumList& list,
                                             int64_t first, int table) {
   const int64_t entry = first + threadIdx.x;
-  if (entry >= list.end()) return;
+  if (entry >= list.end) return;
   const TensorView& x = as_conv.y;
   PixelTables& tables = pixel_tables();
   const portable::Pixel at = portable::locate_pixel(as_conv, plan.list, entry, list.count);
@@ -130,12 +132,12 @@ __device__ __forceinline__ void find_pixels(const Conv2dParams& as_conv, const S
 
 // use(places, load(place) of each) for the thread's pixels of the CTA's part, kBatch of them at a time: their loads are
 // under way together. What is loaded of no pixel is zeros. For all threads of the CTA, which have called
-// find_pixels(..., list.begin(), 0).
+// find_pixels(..., list.begin, 0).
 template <int kBatch, class Load, class Use>
 __device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
                                          const SumList& list, const Load& load, const Use& use) {
   const PixelTables& tables = pixel_tables();
-  const int64_t begin = list.begin(), end = list.end();
+  const int64_t begin = list.begin, end = list.end;
   int table = 0;
   for (int64_t first = begin; first < end; first += kSumThreads, table ^= 1) {
     if (first > begin) find_pixels(as_conv, plan, list, first, table);
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   const SumThread thread = SumThread::of<kN>(plan, C);
   const SumList list(as_conv, plan);
   if (static_cast<int>(blockIdx.x) >= list.parts) return;
-  find_pixels(as_conv, plan, list, list.begin(), 0);
+  find_pixels(as_conv, plan, list, list.begin, 0);
   float about[kN] = {}, sum[kN] = {}, square[kN] = {}, pixels = 0.f;
   for_part<4>(
       as_conv, plan, thread, list, [&](const Place& place) { return *word_at<T, kN>(x, plan, place, thread.channel); },
@@ -246,11 +248,11 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
         }
       });
   found_pixels[threadIdx.x] = pixels;
-  const float some = fmaxf(pixels, 1.f);
+  const float share = 1.f / fmaxf(pixels, 1.f);
   merge_threads<kN, 3>(
       plan, thread, C,
       [&](int i, int e) {
-        const float apart = sum[e] / some;
+        const float apart = sum[e] * share;
         found[3 * i][threadIdx.x] = about[e];
         found[3 * i + 1][threadIdx.x] = apart;
         found[3 * i + 2][threadIdx.x] = fmaxf(square[e] - sum[e] * apart, 0.f);
