@@ -18,7 +18,7 @@ DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 6} 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    names = "conv_quantized", "conv_quantized_mma", "conv_quantized_round"
+    names = "conv_quantized", "conv_patch_int8", "conv_rows_int8", "conv_quantized_round"
     kernels = [CSRC / f"cuda/masked/{name}.cu" for name in names]
     core = (f"masked/{name}" for name in ("bottleneck", "conv", "conv_select", "conv_query"))
     units = units_of("entry_quantized", *core)
