@@ -87,10 +87,12 @@ def emulate(
     return taken
 
 
-LAYERS = {  # words of 16 channels in whole and cut-off stages of 8; both widths of a tile; kept weights; one word a tap
+LAYERS = {  # words of 16 channels in whole and cut-off chunks and stages; all widths of a tile; kept weights
     "3x3 of 64": {"channels": 64, "filters": 64, "kernel": 3, "padding": 1, "block": 16},
     "3x3 of 128": {"channels": 128, "filters": 80, "kernel": 3, "padding": 1, "block": 8},
     "3x3 of 16": {"channels": 16, "filters": 24, "kernel": 3, "padding": 1, "block": (8, 16)},
+    "3x3 of 32": {"channels": 32, "filters": 32, "kernel": 3, "padding": 1, "block": 16},
+    "3x3 of 208": {"channels": 208, "filters": 104, "kernel": 3, "padding": 1, "block": 16},
     "stride 2": {"channels": 96, "filters": 48, "kernel": 3, "padding": 1, "stride": 2, "block": 8},
     "1x1": {"channels": 256, "filters": 136, "kernel": 1, "block": 8},
     "1x1 of 48": {"channels": 48, "filters": 17, "kernel": 1, "block": 12},

@@ -215,8 +215,9 @@ const char* int8_planes_decline(const QuantizedConv2dParams& p) {
 }
 
 const char* int8_patch_declines(const QuantizedConv2dParams& p) {
-  if (p.weight.size[0] % 8) return "output channels are no multiple of 8";
   if (const char* why = int8_planes_decline(p)) return why;
+  if (p.weight.size[0] % 8 || !eights_are_words(p.y) || (p.residual.data && !eights_are_words(p.residual)))
+    return "output channels are no words of eight";
   return patch_window_declines(p);
 }
 

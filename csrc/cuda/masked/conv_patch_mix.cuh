@@ -19,15 +19,11 @@ using Small4 = PatchShape<16, 8, 64, 2, 2, 1, 2>;    // 128 by 64, four of 64 by
 using Tiny4 = PatchShape<16, 4, 64, 2, 2, 1, 2>;     // 64 by 64, four of 32 by 32
 using Pairs4 = PatchShape<8, 16, 64, 4, 1, 1, 1>;    // four cells of 8x8 by 64, four warps of 64 by 64
 using Pair4 = PatchShape<8, 8, 64, 2, 2, 1, 2>;      // two cells by 64, four of 64 by 32
-// Of up to 32 output channels: units of 32. kKeeps: of one chunk of input channels, too.
-template <bool kKeeps>
-using Large2 = PatchShape<16, 16, 32, 4, 1, 1, 1, kKeeps>;  // 256 by 32, four warps of 64 by 32
-template <bool kKeeps>
-using Small2 = PatchShape<16, 8, 32, 4, 1, 1, 1, kKeeps>;  // 128 by 32
-template <bool kKeeps>
-using Pairs2 = PatchShape<8, 16, 32, 4, 1, 1, 1, kKeeps>;  // four cells of 8x8 by 32
-template <bool kKeeps>
-using Pair2 = PatchShape<8, 8, 32, 4, 1, 1, 1, kKeeps>;  // two cells by 32
+// Of up to 32 output channels and one chunk of input channels, whose weights stay.
+using Large2 = PatchShape<16, 16, 32, 4, 1, 1, 1, true>;  // 256 by 32, four warps of 64 by 32
+using Small2 = PatchShape<16, 8, 32, 4, 1, 1, 1, true>;   // 128 by 32
+using Pairs2 = PatchShape<8, 16, 32, 4, 1, 1, 1, true>;   // four cells of 8x8 by 32
+using Pair2 = PatchShape<8, 8, 32, 4, 1, 1, 1, true>;     // two cells by 32
 
 // Sizes of units, how many CTAs of a kernel a multiprocessor holds, and what units cost where one of the largest costs
 // 64: as measured with one in every CTA, and of multiprocessors with a single one.
@@ -54,10 +50,8 @@ struct PatchMix {
 using Wide = PatchMix<Large8, Small8, Tiny8, 1, 64, 24, 24, 18, 18>;
 using Narrow = PatchMix<Large4, Small4, Tiny4, 2, 38, 35, 22, 25, 16>;
 using Pairs = PatchMix<Pairs4, Pair4, Pair4, 2, 37, 35, 21, 35, 21>;
-template <bool kKeeps>
-using Few = PatchMix<Large2<kKeeps>, Small2<kKeeps>, Small2<kKeeps>, 3, 30, 36, 20, 36, 20>;
-template <bool kKeeps>
-using FewPairs = PatchMix<Pairs2<kKeeps>, Pair2<kKeeps>, Pair2<kKeeps>, 2, 37, 36, 21, 36, 21>;
+using Few = PatchMix<Large2, Small2, Small2, 3, 30, 36, 20, 36, 20>;
+using FewPairs = PatchMix<Pairs2, Pair2, Pair2, 2, 37, 36, 21, 36, 21>;
 
 template <class T, class Mix, bool kTail>
 __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
@@ -104,10 +98,12 @@ Status launch_mix(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t s
                  launch_dependent(device, kernel, dim3(grid), dim3(Mix::kThreads), Mix::kShared, stream, p, plan));
   return ok_status();
 }
+// Without a tail, code of its own where it pays.
 template <class T, class Mix>
 Status launch_mix(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t stream) {
-  return p.x.size[1] % (4 * kLanes<T>) ? launch_mix<T, Mix, true>(p, device, stream)
-                                       : launch_mix<T, Mix, false>(p, device, stream);
+  if constexpr (sizeof(T) > 1 && !Mix::Large::kKeeps)
+    if (p.x.size[1] % (4 * kLanes<T>) == 0) return launch_mix<T, Mix, false>(p, device, stream);
+  return launch_mix<T, Mix, true>(p, device, stream);
 }
 
 // Eight warps of large tiles want a long reduction and 128 output channels.
@@ -116,13 +112,8 @@ constexpr int kLeastWideInputs = 192, kLeastWideOutputs = 96, kMostFewOutputs = 
 template <class T>
 Status launch_units(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool pairs = p.active.grid.size[0] % 16 || p.active.grid.size[1] % 16;
-  if (p.weight.size[0] <= kMostFewOutputs) {
-    const bool keeps = p.x.size[1] <= 4 * kLanes<T>;
-    if (pairs)
-      return keeps ? launch_mix<T, FewPairs<true>>(p, device, stream)
-                   : launch_mix<T, FewPairs<false>>(p, device, stream);
-    return keeps ? launch_mix<T, Few<true>>(p, device, stream) : launch_mix<T, Few<false>>(p, device, stream);
-  }
+  if (p.weight.size[0] <= kMostFewOutputs && p.x.size[1] <= 4 * kLanes<T>)
+    return pairs ? launch_mix<T, FewPairs>(p, device, stream) : launch_mix<T, Few>(p, device, stream);
   if (pairs) return launch_mix<T, Pairs>(p, device, stream);
   return p.x.size[1] >= kLeastWideInputs && p.weight.size[0] >= kLeastWideOutputs
              ? launch_mix<T, Wide>(p, device, stream)

@@ -52,12 +52,5 @@ Status launch_round(const QuantizedConv2dParams& p, const TensorView& bytes, con
 Status launch_patch_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 Status launch_rows_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 
-// May eight channels of a plane, from a multiple of 8 on, be read or written at once?
-__device__ __forceinline__ bool eights_are_words(const TensorView& t) {
-  bool words = t.stride[1] == 1 && reinterpret_cast<uintptr_t>(t.data) % (8 * dtype_size(t.dtype)) == 0;
-  for (const int d : {0, 2, 3}) words &= t.size[d] == 1 || t.stride[d] % 8 == 0;
-  return words;
-}
-
 }  // namespace portable
 }  // namespace sbnet

@@ -269,7 +269,11 @@ struct RowTiles {
     };
     int group, first, end;
     outputs_of(own, group, first, end);
-    finish_sums<T>(p, sums, output, first + warp_column * (kOutputs / 2) + lane % 4 * 8, end);
+    const int k = first + warp_column * (kOutputs / 2) + lane % 4 * 8;
+    if constexpr (sizeof(T) == 1)
+      finish_sums<T, true>(p, sums, output, k, end);
+    else
+      finish_sums<T>(p, sums, output, k, end);
   }
 };
 

@@ -15,8 +15,9 @@ __device__ __forceinline__ void clear_fringe_of(const Params& p, const FringePla
     clear_fringe<T>(p, plan, thread, threads);
 }
 
-// v += scale * the residual's channels k0 + 32 group ... + 8, as far as k_end. words: eight are one access.
-template <class R, int kM, int kTiles, class To>
+// v += scale * the residual's channels k0 + 32 group ... + 8, as far as k_end. kElements: eight may be no words of
+// memory; words says whether they are.
+template <class R, bool kElements, int kM, int kTiles, class To>
 __device__ __forceinline__ void add_residual_of(const QuantizedConv2dParams& p, bool words, float (&v)[kM][kTiles][4],
                                                 const To& to, int k0, int k_end) {
   constexpr int kTogether = sizeof(R) == 1 ? 4 : 2;  // pixels that the registers left have room for
@@ -24,7 +25,7 @@ __device__ __forceinline__ void add_residual_of(const QuantizedConv2dParams& p, 
   for (int group = 0; group < kTiles / 4; ++group) {
     const int k = k0 + group * 32;
     if (k >= k_end) continue;
-    const bool whole = words & (k + 8 <= k_end);
+    const bool whole = !kElements || (words & (k + 8 <= k_end));
     const R* residual = static_cast<const R*>(p.residual.data) + k * p.residual.stride[1];
 #pragma unroll
     for (int i = 0; i < 2 * kM; i += kTogether) {  // row i / 2, half i % 2
@@ -53,7 +54,7 @@ __device__ __forceinline__ void add_residual_of(const QuantizedConv2dParams& p, 
   }
 }
 
-template <class Y, int kM, int kTiles, class To>
+template <class Y, bool kElements, int kM, int kTiles, class To>
 __device__ __forceinline__ void store_as(const QuantizedConv2dParams& p, bool words, float (&v)[kM][kTiles][4],
                                          const To& to, int k0, int k_end) {
   const float per_unit = sizeof(Y) == 1 ? 1 / p.out_scale : 1.f;
@@ -61,7 +62,7 @@ __device__ __forceinline__ void store_as(const QuantizedConv2dParams& p, bool wo
   for (int group = 0; group < kTiles / 4; ++group) {
     const int k = k0 + group * 32;
     if (k >= k_end) continue;
-    const bool whole = words & (k + 8 <= k_end);
+    const bool whole = !kElements || (words & (k + 8 <= k_end));
     Y* y = static_cast<Y*>(p.y.data) + k * p.y.stride[1];
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -87,7 +88,7 @@ __device__ __forceinline__ void store_as(const QuantizedConv2dParams& p, bool wo
 }
 
 // y = act(scale sums + bias + residual), or act(scale sums + bias) + residual, for channels below k_end.
-template <class T, int kM, int kTiles, class To>
+template <class T, bool kElements = false, int kM, int kTiles, class To>
 __device__ __forceinline__ void finish_sums(const QuantizedConv2dParams& p, int32_t (&sums)[kM][kTiles][4],
                                             const To& to, int k0, int k_end) {
   float v[kM][kTiles][4];
@@ -107,7 +108,7 @@ __device__ __forceinline__ void finish_sums(const QuantizedConv2dParams& p, int3
   const bool after = adds_after(p);
   const auto add_residual = [&] {
     by_element<int8_t>(p.residual.dtype, [&](auto r) {
-      add_residual_of<decltype(r)>(p, eights_are_words(p.residual), v, to, k0, k_end);
+      add_residual_of<decltype(r), kElements>(p, eights_are_words(p.residual), v, to, k0, k_end);
     });
   };
   if (p.residual.data && !after) add_residual();
@@ -127,13 +128,12 @@ __device__ __forceinline__ void finish_sums(const QuantizedConv2dParams& p, int3
             sum = sum > 0.f ? sum : sum * slope;
           }
       }
-  } else if (p.y.dtype == DType::kF32) {
-    activate(p.activation, p.activation_param, reinterpret_cast<float (&)[kM][kTiles * 4]>(v));
   } else {
     activate<true>(p.activation, p.activation_param, reinterpret_cast<float (&)[kM][kTiles * 4]>(v));
   }
   if (p.residual.data && after) add_residual();
-  by_element<int8_t>(p.y.dtype, [&](auto y) { store_as<decltype(y)>(p, eights_are_words(p.y), v, to, k0, k_end); });
+  by_element<int8_t>(p.y.dtype,
+                     [&](auto y) { store_as<decltype(y), kElements>(p, eights_are_words(p.y), v, to, k0, k_end); });
 }
 
 }  // namespace sbnet::portable
