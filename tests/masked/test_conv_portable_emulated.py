@@ -61,3 +61,12 @@ def test_few_output_channels(emulated, channels, filters, block):
         case |= {"stride": 1, "batch": 2, "seed": channels, "multiprocessors": multiprocessors, "dtype": dtype}
         more = {"activation": "silu", "residual": "after", "density": density}
         assert emulate(emulated, "3x3 by patches", **more, **case), (dtype, density)
+
+
+@pytest.mark.parametrize("density", [0.1, 0.3, 1.0])
+def test_few_cells_of_many_channels_in_blocks_of_eight(emulated, density):
+    """3x3: units of 32 output channels, whose reduction two sets of two warps share."""
+    for channels, filters, dtype in ((136, 72, torch.float16), (40, 136, torch.bfloat16), (24, 40, torch.float32)):
+        case = {"channels": channels, "filters": filters, "size": (27, 36), "block": 8, "kernel": 3, "padding": 1}
+        case |= {"seed": 6, "multiprocessors": 12, "activation": "relu", "residual": True, "stride": 1}
+        assert emulate(emulated, "3x3 by patches", density=density, dtype=dtype, **case), (channels, dtype)

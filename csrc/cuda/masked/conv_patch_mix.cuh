@@ -19,6 +19,7 @@ using Small4 = PatchShape<16, 8, 64, 2, 2, 1, 2>;    // 128 by 64, four of 64 by
 using Tiny4 = PatchShape<16, 4, 64, 2, 2, 1, 2>;     // 64 by 64, four of 32 by 32
 using Pairs4 = PatchShape<8, 16, 64, 4, 1, 1, 1>;    // four cells of 8x8 by 64, four warps of 64 by 64
 using Pair4 = PatchShape<8, 8, 64, 2, 2, 1, 2>;      // two cells by 64, four of 64 by 32
+using Half4 = PatchShape<8, 8, 32, 2, 1, 2, 4>;      // two cells by 32, the reduction shared by two sets of two warps
 // Of up to 32 output channels and one chunk of input channels, whose weights stay.
 using Large2 = PatchShape<16, 16, 32, 4, 1, 1, 1, true>;  // 256 by 32, four warps of 64 by 32
 using Small2 = PatchShape<16, 8, 32, 4, 1, 1, 1, true>;   // 128 by 32
@@ -49,7 +50,7 @@ struct PatchMix {
 };
 using Wide = PatchMix<Large8, Small8, Tiny8, 1, 64, 24, 24, 18, 18>;
 using Narrow = PatchMix<Large4, Small4, Tiny4, 2, 38, 35, 22, 25, 16>;
-using Pairs = PatchMix<Pairs4, Pair4, Pair4, 2, 37, 35, 21, 35, 21>;
+using Pairs = PatchMix<Pairs4, Pair4, Half4, 2, 37, 35, 21, 22, 13>;
 using Few = PatchMix<Large2, Small2, Small2, 3, 30, 36, 20, 36, 20>;
 using FewPairs = PatchMix<Pairs2, Pair2, Pair2, 2, 37, 36, 21, 36, 21>;
 
