@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,7 @@ def sides_of(case: Case, int8: bool) -> dict[str, Side]:
     bias = torch.randn(case.filters, device="cuda")
     added = torch.randn(n, case.filters, *size, device="cuda").half().contiguous(memory_format=last)
     step = weight.abs().amax((1, 2, 3)) / 127
-    window = {"stride": case.stride, "padding": case.kernel // 2}
+    window: dict[str, Any] = {"stride": case.stride, "padding": case.kernel // 2}
     if int8:
         x, added = ((t.float() / SCALE).round().clamp(-128, 127).to(torch.int8) for t in (x, added))
         weight = (weight / step[:, None, None, None]).round().to(torch.int8)
@@ -89,7 +89,7 @@ def sides_of(case: Case, int8: bool) -> dict[str, Side]:
     for density in (1.0, 0.25, 0.1):
         mask = masks.pixels("random", (n, *size), density, "cuda", case.block)
         active = sbnet.reduce_mask(mask, sbnet.BlockGrid.cover(size, case.block))
-        more = {"fringe": sbnet.fringe(active, active, size, 3, 1, 1), "residual_after": True, **window}
+        more: dict[str, Any] = {"fringe": sbnet.fringe(active, active, size, 3, 1, 1), "residual_after": True, **window}
         more |= {"activation": case.activation, "residual": added if case.residual else None, "packed": packed}
         if int8:
             more |= {"out_scale": SCALE, "residual_scale": SCALE}
