@@ -50,7 +50,8 @@ struct PatchMix {
 };
 using Wide = PatchMix<Large8, Small8, Tiny8, 1, 64, 24, 24, 18, 18>;
 using Narrow = PatchMix<Large4, Small4, Tiny4, 2, 38, 35, 22, 25, 16>;
-using Pairs = PatchMix<Pairs4, Pair4, Half4, 2, 37, 35, 21, 22, 13>;
+using Pairs = PatchMix<Pairs4, Pair4, Pair4, 2, 37, 35, 21, 35, 21>;
+using DeepPairs = PatchMix<Pairs4, Pair4, Half4, 2, 37, 35, 21, 22, 13>;
 using Few = PatchMix<Large2, Small2, Small2, 3, 30, 36, 20, 36, 20>;
 using FewPairs = PatchMix<Pairs2, Pair2, Pair2, 2, 37, 36, 21, 36, 21>;
 
@@ -107,15 +108,20 @@ Status launch_mix(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t s
   return launch_mix<T, Mix, true>(p, device, stream);
 }
 
-// Eight warps of large tiles want a long reduction and 128 output channels.
-constexpr int kLeastWideInputs = 192, kLeastWideOutputs = 96, kMostFewOutputs = 32;
+// Eight warps of large tiles want a long reduction and 128 output channels. Below so many input channels all units sum
+// in the same order, and a block's bits do not depend on the others in the list.
+constexpr int kLeastWideInputs = 192, kLeastWideOutputs = 96, kLeastDeepInputs = 128, kMostFewOutputs = 32;
 
 template <class T>
 Status launch_units(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool pairs = p.active.grid.size[0] % 16 || p.active.grid.size[1] % 16;
   if (p.weight.size[0] <= kMostFewOutputs && p.x.size[1] <= 4 * kLanes<T>)
     return pairs ? launch_mix<T, FewPairs>(p, device, stream) : launch_mix<T, Few>(p, device, stream);
-  if (pairs) return launch_mix<T, Pairs>(p, device, stream);
+  if (pairs) {
+    if constexpr (sizeof(T) > 1)  // sums of bytes are the same in any order
+      if (p.x.size[1] < kLeastDeepInputs) return launch_mix<T, Pairs>(p, device, stream);
+    return launch_mix<T, DeepPairs>(p, device, stream);
+  }
   return p.x.size[1] >= kLeastWideInputs && p.weight.size[0] >= kLeastWideOutputs
              ? launch_mix<T, Wide>(p, device, stream)
              : launch_mix<T, Narrow>(p, device, stream);

@@ -16,6 +16,10 @@ namespace {
 constexpr int kRowThreads = 128, kTilePixels = 128, kRowStages = 3, kRowPass = kRowThreads / 8;
 constexpr int kRowCtas = 2, kNarrowCtas = 3;  // on a multiprocessor, where tiles are of 64 channels alone
 
+// Of a table of outputs: of bytes they may lie anywhere.
+template <class T>
+constexpr int kUnitY = sizeof(T) == 1 ? 1 : 8;
+
 struct RowsPlan {
   PixelList list;
   FastDiv tap_words, taps_per_row;      // words of a tap; taps of a row of the kernel
@@ -23,8 +27,7 @@ struct RowsPlan {
   int32_t units, group_outputs;         // words of the reduction
   int32_t image, row, column;           // strides of x from pixel to pixel of y, in units of eight channels
   int32_t tap_row, tap_column;          // and of its own pixels
-  int32_t to_image, to_row, to_column;  // those of y, and of the residual, in units of
-  int32_t to_unit;                      // eight channels, of one where x is of bytes
+  int32_t to_image, to_row, to_column;  // those of y, and of the residual, in units of kUnitY channels
   FringePlan fringe;
 
   RowsPlan() = default;
@@ -33,7 +36,7 @@ struct RowsPlan {
     tap_row = static_cast<int32_t>(x.y / 8), tap_column = static_cast<int32_t>(x.x / 8);
     image = static_cast<int32_t>(x.n / 8), row = static_cast<int32_t>(x.y / 8 * p.stride[0]),
     column = static_cast<int32_t>(x.x / 8 * p.stride[1]);
-    to_unit = dtype_size(p.x.dtype) == 1 ? 1 : 8;
+    const int to_unit = dtype_size(p.x.dtype) == 1 ? kUnitY<int8_t> : kUnitY<__half>;
     to_image = static_cast<int32_t>(y.n / to_unit), to_row = static_cast<int32_t>(y.y / to_unit),
     to_column = static_cast<int32_t>(y.x / to_unit);
     const int64_t words = p.weight.size[1] * dtype_size(p.x.dtype) / 16;
@@ -264,7 +267,7 @@ struct RowTiles {
                                          int warp_column, int lane) const {
     const int* own_to = to + number % kSlotsY * kTilePixels + warp_row * 64 + lane / 4;
     const auto output = [&](int m, int h) -> Output {
-      const int64_t at = int64_t{own_to[m * 16 + h * 8]} * plan.to_unit;
+      const int64_t at = int64_t{own_to[m * 16 + h * 8]} * kUnitY<T>;
       return {at, at};
     };
     int group, first, end;
