@@ -50,3 +50,23 @@ def test_reductions_shared_by_two_sets_of_warps(emulated, density):
     case = {"channels": 200, "filters": 136, "size": (30, 36), "block": 16, "kernel": 3, "padding": 1, "stride": 1}
     case |= {"seed": 5, "multiprocessors": 6, "activation": "relu", "residual": True, "dtype": torch.float16}
     assert emulate(emulated, "3x3 by patches", density=density, **case)
+
+
+@pytest.mark.parametrize("block", [16, 8])
+@pytest.mark.parametrize(("channels", "filters"), [(32, 32), (16, 24), (24, 8), (40, 32), (96, 16)])
+def test_few_output_channels(emulated, channels, filters, block):
+    """3x3 of up to 32: weights that stay in shared memory where the input channels are few, too."""
+    for dtype, density, multiprocessors in ((torch.float16, 1.0, 1), (torch.bfloat16, 0.4, 2), (torch.float32, 1.0, 1)):
+        case = {"channels": channels, "filters": filters, "size": (37, 50), "block": block, "kernel": 3, "padding": 1}
+        case |= {"stride": 1, "batch": 2, "seed": channels, "multiprocessors": multiprocessors, "dtype": dtype}
+        more = {"activation": "silu", "residual": "after", "density": density}
+        assert emulate(emulated, "3x3 by patches", **more, **case), (dtype, density)
+
+
+@pytest.mark.parametrize("density", [0.1, 0.3, 1.0])
+def test_few_cells_of_many_channels_in_blocks_of_eight(emulated, density):
+    """3x3: units of 32 output channels, whose reduction two sets of two warps share."""
+    for channels, filters, dtype in ((136, 72, torch.float16), (40, 136, torch.bfloat16), (24, 40, torch.float32)):
+        case = {"channels": channels, "filters": filters, "size": (27, 36), "block": 8, "kernel": 3, "padding": 1}
+        case |= {"seed": 6, "multiprocessors": 12, "activation": "relu", "residual": True, "stride": 1}
+        assert emulate(emulated, "3x3 by patches", density=density, dtype=dtype, **case), (channels, dtype)

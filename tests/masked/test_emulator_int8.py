@@ -18,7 +18,7 @@ DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 6} 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    names = "conv_quantized", "conv_quantized_mma", "conv_quantized_round"
+    names = "conv_quantized", "conv_patch_int8", "conv_rows_int8", "conv_quantized_round"
     kernels = [CSRC / f"cuda/masked/{name}.cu" for name in names]
     core = (f"masked/{name}" for name in ("bottleneck", "conv", "conv_select", "conv_query"))
     units = units_of("entry_quantized", *core)
@@ -87,10 +87,12 @@ def emulate(
     return taken
 
 
-LAYERS = {  # words of 16 channels in whole and cut-off stages of 8; both widths of a tile; kept weights; one word a tap
+LAYERS = {  # words of 16 channels in whole and cut-off chunks and stages; all widths of a tile; kept weights
     "3x3 of 64": {"channels": 64, "filters": 64, "kernel": 3, "padding": 1, "block": 16},
     "3x3 of 128": {"channels": 128, "filters": 80, "kernel": 3, "padding": 1, "block": 8},
     "3x3 of 16": {"channels": 16, "filters": 24, "kernel": 3, "padding": 1, "block": (8, 16)},
+    "3x3 of 32": {"channels": 32, "filters": 32, "kernel": 3, "padding": 1, "block": 16},
+    "3x3 of 208": {"channels": 208, "filters": 104, "kernel": 3, "padding": 1, "block": 16},
     "stride 2": {"channels": 96, "filters": 48, "kernel": 3, "padding": 1, "stride": 2, "block": 8},
     "1x1": {"channels": 256, "filters": 136, "kernel": 1, "block": 8},
     "1x1 of 48": {"channels": 48, "filters": 17, "kernel": 1, "block": 12},

@@ -45,7 +45,7 @@ CASES = {
     "conv 1x1 512->72 100x176 int8 block 4 stride 2": "Hopper 1x1 bytes",
     "conv 1x1 640->64 100x176 fp8 block 8": "Hopper bytes",
     "conv 1x1 72->64 400x704 int8 block 16": "Hopper bytes",
-    "conv 3x3 64->64 400x704 int8 block 4": "int8 implicit GEMM",
+    "conv 3x3 64->64 400x704 int8 block 4": "int8 by rows",
     "conv 3x3 64->64 400x704 fp8 block 4": "portable bytes",
     "conv 3x3 3->64 400x704 int8 block 16": "portable bytes",
     "conv 3x3 64->64 400x704 tf32 block 16": "Hopper general",

@@ -18,6 +18,7 @@ def some_active(size: tuple[int, int, int], grid: BlockGrid, density: float, dev
 
 
 CONVS = {  # dtype, kernel, stride, groups, channels, block
+    "conv3x3_c32": (torch.bfloat16, 3, 1, 1, 32, 16),
     "conv3x3_c64": (torch.float16, 3, 1, 1, 64, 16),
     "conv3x3_c128": (torch.float16, 3, 1, 1, 128, 16),
     "conv3x3_squares": (torch.bfloat16, 3, 1, 1, 128, 8),

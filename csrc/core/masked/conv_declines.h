@@ -99,17 +99,23 @@ bool words_fit(const TensorView& t) {
          s.n / 8 < 1 << 30;
 }
 
-const char* patch_3x3_declines(const Conv2dParams& p) {
+// 3x3 of stride 1, in cells of 8x8.
+const char* patch_window_declines(const Conv2dParams& p) {
   if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
-  if (const char* why = product_planes_decline(p)) return why;
   for (int d = 0; d < 2; ++d) {
     if (p.stride[d] != 1) return "stride is not 1";
     if (p.padding[d] != 1) return "padding is not 1";
     if (p.dilation[d] != 1) return "dilation is not 1";
     if (p.active.grid.size[d] % 8) return "block sides are no multiples of 8";
   }
-  if (!words_fit(p.x)) return "a plane too large to count";
   return tiles_fit(p.active, p.fringe, 8, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+}
+
+const char* patch_3x3_declines(const Conv2dParams& p) {
+  if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
+  if (const char* why = product_planes_decline(p)) return why;
+  if (!words_fit(p.x)) return "a plane too large to count";
+  return patch_window_declines(p);
 }
 
 const char* groups_3x3_decline(const Conv2dParams& p) {
@@ -130,6 +136,19 @@ const char* groups_3x3_decline(const Conv2dParams& p) {
   return tiles_fit(p.active, p.fringe, 8, p.weight.size[0] / 32) ? nullptr : "too many tiles to count";
 }
 
+// Up to 8x8 taps, and a residual that lies as the output does.
+const char* rows_window_declines(const Conv2dParams& p) {
+  if (p.weight.size[2] > kMostRowsTaps || p.weight.size[3] > kMostRowsTaps) return "more than 8 taps along an axis";
+  if (p.residual.data) {
+    const PixelStrides y = pixel_strides(p.y), residual = pixel_strides(p.residual);
+    if (y.n != residual.n || y.y != residual.y || y.x != residual.x)
+      return "the residual's strides are not the output's";
+  }
+  for (int d = 0; d < 2; ++d)  // so that taps stay countable, too
+    if (p.padding[d] > UINT16_MAX || p.dilation[d] > UINT16_MAX) return "taps too far apart";
+  return nullptr;
+}
+
 const char* rows_decline(const Conv2dParams& p) {
   const int64_t outputs = p.weight.size[0] / p.groups;
   const DType dtype = p.x.dtype;
@@ -139,14 +158,7 @@ const char* rows_decline(const Conv2dParams& p) {
   if (p.weight.size[1] % 8 || outputs % 8) return "channels a group are no multiple of 8";
   const double sum = static_cast<double>(p.weight.size[1]) * p.weight.size[2] * p.weight.size[3];
   if (!is_pixelwise(p) && outputs <= kFewRowsOutputs && sum > kMostRowsSum) return "long sums of few output channels";
-  if (p.weight.size[2] > kMostRowsTaps || p.weight.size[3] > kMostRowsTaps) return "more than 8 taps along an axis";
-  if (p.residual.data) {
-    const PixelStrides y = pixel_strides(p.y), residual = pixel_strides(p.residual);
-    if (y.n != residual.n || y.y != residual.y || y.x != residual.x)
-      return "the residual's strides are not the output's";
-  }
-  for (int d = 0; d < 2; ++d)  // so that taps stay countable, too
-    if (p.padding[d] > UINT16_MAX || p.dilation[d] > UINT16_MAX) return "taps too far apart";
+  if (const char* why = rows_window_declines(p)) return why;
   if (!words_fit(p.x) || !words_fit(p.y) || p.weight.size[0] * p.weight.stride[0] > INT32_MAX)
     return "a plane too large to count";
   return tiles_fit(p.active, p.fringe, 1, p.groups * ((outputs + 63) / 64)) ? nullptr : "too many tiles to count";

@@ -18,6 +18,13 @@ struct QuantizedConv2dParams : Conv2dParams {
   float out_scale;       // units of y that 1 of the output counts: above 0 where y is of bytes, else 0
 };
 
+// May eight channels of a plane, from a multiple of 8 on, be read or written at once?
+SBNET_HOST_DEVICE inline bool eights_are_words(const TensorView& t) {
+  bool words = t.stride[1] == 1 && reinterpret_cast<uintptr_t>(t.data) % (8 * dtype_size(t.dtype)) == 0;
+  for (const int d : {0, 2, 3}) words &= t.size[d] == 1 || t.stride[d] % 8 == 0;
+  return words;
+}
+
 SBNET_EXPORT Status validate(const QuantizedConv2dParams& p);
 
 }  // namespace sbnet

@@ -205,15 +205,29 @@ const char* hopper_bytes_declines(const QuantizedConv2dParams& p) {
   return hopper_general_declines(byte_pairs(p));
 }
 
-const char* int8_gemm_declines(const QuantizedConv2dParams& p) {
+// What both kernels of tensor cores ask of a layer of int8: words of 16 channels.
+const char* int8_planes_decline(const QuantizedConv2dParams& p) {
   if (p.weight.dtype != DType::kI8 || p.x.dtype != DType::kI8) return "dtype is not int8";
   if (p.groups != 1) return "groups";
-  if (p.x.size[1] % 16 || !channels_vectorize(p.x) || !channels_vectorize(p.weight))
-    return "channels are no 16-byte words";
-  const double pixels = static_cast<double>(p.active.capacity) * std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
-                        std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
-  return (pixels / 128 + 1) * static_cast<double>((p.weight.size[0] + 63) / 64) < 1 << 30 ? nullptr
-                                                                                          : "too many tiles to count";
+  if (p.x.size[1] % 16 || !channels_vectorize(p.x) || !tma_reads(p.x)) return "channels are no 16-byte words";
+  if (!weights_packed(p.weight)) return "weights are not packed channels-last and 16-byte aligned";
+  return words_fit(p.x) && p.weight.size[0] * p.weight.stride[0] <= INT32_MAX ? nullptr : "a plane too large to count";
+}
+
+const char* int8_patch_declines(const QuantizedConv2dParams& p) {
+  if (const char* why = int8_planes_decline(p)) return why;
+  if (p.weight.size[0] % 8 || !eights_are_words(p.y) || (p.residual.data && !eights_are_words(p.residual)))
+    return "output channels are no words of eight";
+  return patch_window_declines(p);
+}
+
+const char* int8_rows_decline(const QuantizedConv2dParams& p) {
+  if (const char* why = int8_planes_decline(p)) return why;
+  if (const char* why = rows_window_declines(p)) return why;
+  const PixelStrides y = pixel_strides(p.y);  // elements of y are counted in 31 bits
+  const double last = static_cast<double>(p.y.size[0]) * static_cast<double>(y.n);
+  if (y.n < 0 || y.y < 0 || y.x < 0 || last > INT32_MAX) return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 1, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
 }
 
 const char* never_bytes(const QuantizedConv2dParams&) { return nullptr; }
@@ -223,7 +237,8 @@ const char* never_bytes(const QuantizedConv2dParams&) { return nullptr; }
 const BytesKernelRow kBytesTable[kBytesKernels] = {
     {BytesKernel::kHopper1x1, "Hopper 1x1 bytes", 90, hopper_1x1_bytes_declines},
     {BytesKernel::kHopper, "Hopper bytes", 90, hopper_bytes_declines},
-    {BytesKernel::kImplicitGemm, "int8 implicit GEMM", 0, int8_gemm_declines},
+    {BytesKernel::kPatch3x3, "int8 3x3 by patches", 0, int8_patch_declines},
+    {BytesKernel::kRows, "int8 by rows", 0, int8_rows_decline},
     {BytesKernel::kPortable, "portable bytes", 0, never_bytes},
 };
 

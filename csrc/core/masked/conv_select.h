@@ -53,7 +53,7 @@ Conv2dParams byte_pairs(const QuantizedConv2dParams& p);
 
 // The same of layers of int8 and float8. An x of floats is declined by all but the last: their launcher rounds it to
 // bytes first where another takes those.
-enum class BytesKernel : int32_t { kHopper1x1, kHopper, kImplicitGemm, kPortable };
+enum class BytesKernel : int32_t { kHopper1x1, kHopper, kPatch3x3, kRows, kPortable };
 
 struct BytesKernelRow {
   BytesKernel kernel;
@@ -62,7 +62,7 @@ struct BytesKernelRow {
   const char* (*declines)(const QuantizedConv2dParams& p);
 };
 
-constexpr int kBytesKernels = 4;
+constexpr int kBytesKernels = 5;
 extern const BytesKernelRow kBytesTable[kBytesKernels];
 
 const BytesKernelRow& select_bytes(const QuantizedConv2dParams& p, int32_t capability);

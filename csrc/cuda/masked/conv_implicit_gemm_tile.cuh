@@ -1,8 +1,6 @@
 // The tile of an implicit GEMM: how four warps sum it over the reduction, whatever becomes of the sums then, and how
 // its kernels are launched.
 #pragma once
-#include <type_traits>
-
 #include "cuda/masked/conv_implicit_gemm_load.cuh"
 
 namespace sbnet::portable {
@@ -15,8 +13,7 @@ struct WarpTile {
   struct Operands {
     uint32_t a[kM][4], b[kN / 2][4];
   };
-  using Sum = std::conditional_t<sizeof(T) == 1, int32_t, float>;
-  Sum sums[kM][kN][4];
+  float sums[kM][kN][4];
   uint32_t a_row, b_row, a_word, b_word;  // this lane's ldmatrix row in bytes, and its word's distance from the first
 
   __device__ __forceinline__ WarpTile(int warp, int lane) {
@@ -58,16 +55,16 @@ struct WarpTile {
 #pragma unroll
       for (int n = 0; n < kN; ++n) mma_16x8<T>(sums[m][n], o.a[m], o.b[n / 2][n % 2 * 2], o.b[n / 2][n % 2 * 2 + 1]);
   }
-  __device__ __forceinline__ void stage_sums(Sum* to, int pitch, int warp, int lane) const {
-    Sum* base = to + ((warp % 2) * 64 + lane / 4) * pitch + (warp / 2) * (kTileN / 2) + lane % 4 * 2;
+  __device__ __forceinline__ void stage_sums(float* to, int pitch, int warp, int lane) const {
+    float* base = to + ((warp % 2) * 64 + lane / 4) * pitch + (warp / 2) * (kTileN / 2) + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          *reinterpret_cast<Pack<Sum, 2>*>(base + (m * 16 + h * 8) * pitch + n * 8) = {sums[m][n][h * 2],
-                                                                                       sums[m][n][h * 2 + 1]};
+          *reinterpret_cast<Pack<float, 2>*>(base + (m * 16 + h * 8) * pitch + n * 8) = {sums[m][n][h * 2],
+                                                                                         sums[m][n][h * 2 + 1]};
   }
 };
 

@@ -13,7 +13,7 @@
 // products want.
 #pragma once
 #include "cuda/masked/conv_patch_shape.cuh"
-#include "cuda/masked/conv_sums.cuh"
+#include "cuda/masked/conv_sums_bytes.cuh"
 #include "cuda/mma.cuh"
 
 namespace sbnet::portable {
@@ -22,7 +22,7 @@ namespace sbnet::portable {
 template <class T, class G, bool kTail>
 struct PatchUnits {
   static constexpr int kChunk = 4 * kLanes<T>;  // channels that come at once: 64 bytes
-  const Conv2dParams& p;
+  const ParamsOf<T>& p;
   const PatchPlan& plan;
   const int first_cell, cells, C, K, column_tiles, units, chunks;
   char* const smem;
@@ -42,7 +42,7 @@ struct PatchUnits {
   uint32_t to_b, place_b;  // the stage, and this thread's place in it
   const T* from_b[G::kRowsB];
 
-  __device__ __forceinline__ PatchUnits(const Conv2dParams& p, const PatchPlan& plan, char* smem, int first_cell,
+  __device__ __forceinline__ PatchUnits(const ParamsOf<T>& p, const PatchPlan& plan, char* smem, int first_cell,
                                         int cells)
       : p(p),
         plan(plan),
@@ -171,7 +171,7 @@ struct PatchUnits {
   // The copies of a piece that belong to one of kPlaces places between products.
   template <int kPlaces>
   __device__ __forceinline__ void issue(int place) {
-    constexpr int kAll = G::kCopiesB + G::kCopiesA;
+    constexpr int kAll = (G::kKeeps ? 0 : G::kCopiesB) + G::kCopiesA;
 #pragma unroll
     for (int i = 0; i < kAll; ++i)
       if (i * kPlaces / kAll == place) {
@@ -187,7 +187,8 @@ struct PatchUnits {
     // One piece into a unit: all threads have passed a barrier since the last copy that used the other table.
     if (chunk_a == 0 && third == 1)
       tabulate(unit_a + static_cast<int>(gridDim.x), table < tables + G::kTable ? tables + G::kTable : tables);
-    advance_a(), advance_b();
+    advance_a();
+    if constexpr (!G::kKeeps) advance_b();
     read_entries();
   }
 
@@ -214,7 +215,7 @@ struct PatchUnits {
     return place;
   }
   template <int kFirst, int kEnd>
-  __device__ __forceinline__ void finish(float (&sums)[G::kWarpRows][G::kTiles][4], const Place& at, int unit,
+  __device__ __forceinline__ void finish(SumOf<T> (&sums)[G::kWarpRows][G::kTiles][4], const Place& at, int unit,
                                          int warp_column, int lane) const {
     Output first[2];
     int rows[2];  // from there on the plane
@@ -230,7 +231,7 @@ struct PatchUnits {
       return {first[h].y + row * p.y.stride[2], first[h].residual + row * p.residual.stride[2]};
     };
     const int k0 = unit % column_tiles * G::kOutputs + warp_column * G::kWarpOutputs + lane % 4 * 8;
-    finish_sums<T>(p, reinterpret_cast<float (&)[kEnd - kFirst][G::kTiles][4]>(sums[kFirst]), to, k0, K);
+    finish_sums<T>(p, reinterpret_cast<SumOf<T>(&)[kEnd - kFirst][G::kTiles][4]>(sums[kFirst]), to, k0, K);
   }
 
   __device__ __forceinline__ void run() {
@@ -266,6 +267,14 @@ struct PatchUnits {
       advance_a();
       read_entries();
     }
+    if constexpr (G::kKeeps) {  // the three columns of the only chunk: a stage each
+#pragma unroll 1
+      for (int column = 0; column < 3; ++column) {
+#pragma unroll
+        for (int i = 0; i < G::kCopiesB; ++i) copy_b(i);
+        to_b += G::kStageB, from_b[0] += C;
+      }
+    }
 #pragma unroll 1
     for (int g = 0; g < G::kAhead; ++g) {
       issue<1>(0);
@@ -292,13 +301,13 @@ struct PatchUnits {
     for (int j = 0; j < kPairs; ++j) load_b(at_b, 0, 0, j, b[0]);
 
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-      float sums[kRows][G::kTiles][4];
+      SumOf<T> sums[kRows][G::kTiles][4];
 #pragma unroll
       for (int m = 0; m < kRows; ++m)
 #pragma unroll
         for (int j = 0; j < G::kTiles; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sums[m][j][e] = 0.f;
+          for (int e = 0; e < 4; ++e) sums[m][j][e] = 0;
 #pragma unroll 1
       for (int piece = 0; piece < chunks * 3; ++piece) {
         uint32_t next_a = 0, next_b = 0;  // where the next piece is
@@ -346,40 +355,12 @@ struct PatchUnits {
       }
       const Place at = place(unit, warp_row, lane);  // not before: it would hold registers
       if constexpr (G::kSplit == 2) {
-        // Each set of warps finishes half of the rows, with the sums of the other.
         constexpr int kHalf = kRows / 2;
-        float4* shared = reinterpret_cast<float4*>(smem + G::kSumsAt) + threadIdx.x % (G::kThreads / 2);
-        const auto put = [&](int first) {
-#pragma unroll
-          for (int m = 0; m < kHalf; ++m)
-#pragma unroll
-            for (int j = 0; j < G::kTiles; ++j) {
-              const float* v = sums[first + m][j];
-              shared[(m * G::kTiles + j) * (G::kThreads / 2)] = make_float4(v[0], v[1], v[2], v[3]);
-            }
-        };
-        const auto add = [&](int first) {
-#pragma unroll
-          for (int m = 0; m < kHalf; ++m)
-#pragma unroll
-            for (int j = 0; j < G::kTiles; ++j) {
-              const float4 v = shared[(m * G::kTiles + j) * (G::kThreads / 2)];
-              float* to = sums[first + m][j];
-              to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
-            }
-        };
-        if (half == 1) put(0);
-        __syncthreads();
-        if (half == 0) add(0);
-        __syncthreads();
-        if (half == 0) put(kHalf);
-        __syncthreads();
-        if (half == 0) {
+        share_sums<G>(smem, sums, half);
+        if (half == 0)
           finish<0, kHalf>(sums, at, unit, warp_column, lane);
-        } else {
-          add(kHalf);
+        else
           finish<kHalf, kRows>(sums, at, unit, warp_column, lane);
-        }
       } else {
         finish<0, kRows>(sums, at, unit, warp_column, lane);
       }

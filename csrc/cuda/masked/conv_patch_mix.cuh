@@ -19,6 +19,12 @@ using Small4 = PatchShape<16, 8, 64, 2, 2, 1, 2>;    // 128 by 64, four of 64 by
 using Tiny4 = PatchShape<16, 4, 64, 2, 2, 1, 2>;     // 64 by 64, four of 32 by 32
 using Pairs4 = PatchShape<8, 16, 64, 4, 1, 1, 1>;    // four cells of 8x8 by 64, four warps of 64 by 64
 using Pair4 = PatchShape<8, 8, 64, 2, 2, 1, 2>;      // two cells by 64, four of 64 by 32
+using Half4 = PatchShape<8, 8, 32, 2, 1, 2, 4>;      // two cells by 32, the reduction shared by two sets of two warps
+// Of up to 32 output channels and one chunk of input channels, whose weights stay.
+using Large2 = PatchShape<16, 16, 32, 4, 1, 1, 1, true>;  // 256 by 32, four warps of 64 by 32
+using Small2 = PatchShape<16, 8, 32, 4, 1, 1, 1, true>;   // 128 by 32
+using Pairs2 = PatchShape<8, 16, 32, 4, 1, 1, 1, true>;   // four cells of 8x8 by 32
+using Pair2 = PatchShape<8, 8, 32, 4, 1, 1, 1, true>;     // two cells by 32
 
 // Sizes of units, how many CTAs of a kernel a multiprocessor holds, and what units cost where one of the largest costs
 // 64: as measured with one in every CTA, and of multiprocessors with a single one.
@@ -45,17 +51,20 @@ struct PatchMix {
 using Wide = PatchMix<Large8, Small8, Tiny8, 1, 64, 24, 24, 18, 18>;
 using Narrow = PatchMix<Large4, Small4, Tiny4, 2, 38, 35, 22, 25, 16>;
 using Pairs = PatchMix<Pairs4, Pair4, Pair4, 2, 37, 35, 21, 35, 21>;
+using DeepPairs = PatchMix<Pairs4, Pair4, Half4, 2, 37, 35, 21, 22, 13>;
+using Few = PatchMix<Large2, Small2, Small2, 3, 30, 36, 20, 36, 20>;
+using FewPairs = PatchMix<Pairs2, Pair2, Pair2, 2, 37, 36, 21, 36, 21>;
 
 template <class T, class Mix, bool kTail>
 __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
-    conv_patch_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ PatchPlan plan) {
+    conv_patch_kernel(const __grid_constant__ ParamsOf<T> p, const __grid_constant__ PatchPlan plan) {
   using Large = typename Mix::Large;
   using Small = typename Mix::Small;
   using Tiny = typename Mix::Tiny;
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
-  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * Mix::kThreads + threadIdx.x,
-                  int64_t{gridDim.x} * Mix::kThreads);
+  clear_fringe_of<T>(p, plan.fringe, int64_t{blockIdx.x} * Mix::kThreads + threadIdx.x,
+                     int64_t{gridDim.x} * Mix::kThreads);
 
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int cells = count * static_cast<int>(plan.cells_per_block.divisor), K = static_cast<int>(p.weight.size[0]);
@@ -77,7 +86,7 @@ __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
 }
 
 template <class T, class Mix, bool kTail>
-Status launch_mix(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+Status launch_mix(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
   using Tiny = typename Mix::Tiny;
   const PatchPlan plan(p, Tiny::kCell);
@@ -91,23 +100,39 @@ Status launch_mix(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t 
                  launch_dependent(device, kernel, dim3(grid), dim3(Mix::kThreads), Mix::kShared, stream, p, plan));
   return ok_status();
 }
+// Without a tail, code of its own where it pays.
 template <class T, class Mix>
-Status launch_mix(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return p.x.size[1] % (4 * kLanes<T>) ? launch_mix<T, Mix, true>(p, device, stream)
-                                       : launch_mix<T, Mix, false>(p, device, stream);
+Status launch_mix(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t stream) {
+  if constexpr (sizeof(T) > 1 && !Mix::Large::kKeeps)
+    if (p.x.size[1] % (4 * kLanes<T>) == 0) return launch_mix<T, Mix, false>(p, device, stream);
+  return launch_mix<T, Mix, true>(p, device, stream);
 }
 
-// Eight warps of large tiles want a long reduction and 128 output channels.
-constexpr int kLeastWideInputs = 192, kLeastWideOutputs = 96;
-
-}  // namespace
+// Eight warps of large tiles want a long reduction and 128 output channels. Below so many input channels all units sum
+// in the same order, and a block's bits do not depend on the others in the list.
+constexpr int kLeastWideInputs = 192, kLeastWideOutputs = 96, kLeastDeepInputs = 128, kMostFewOutputs = 32;
 
 template <class T>
-Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  if (p.active.grid.size[0] % 16 || p.active.grid.size[1] % 16) return launch_mix<T, Pairs>(p, device, stream);
+Status launch_units(const ParamsOf<T>& p, const DeviceInfo& device, cudaStream_t stream) {
+  const bool pairs = p.active.grid.size[0] % 16 || p.active.grid.size[1] % 16;
+  if (p.weight.size[0] <= kMostFewOutputs && p.x.size[1] <= 4 * kLanes<T>)
+    return pairs ? launch_mix<T, FewPairs>(p, device, stream) : launch_mix<T, Few>(p, device, stream);
+  if (pairs) {
+    if constexpr (sizeof(T) > 1)  // sums of bytes are the same in any order
+      if (p.x.size[1] < kLeastDeepInputs) return launch_mix<T, Pairs>(p, device, stream);
+    return launch_mix<T, DeepPairs>(p, device, stream);
+  }
   return p.x.size[1] >= kLeastWideInputs && p.weight.size[0] >= kLeastWideOutputs
              ? launch_mix<T, Wide>(p, device, stream)
              : launch_mix<T, Narrow>(p, device, stream);
+}
+
+}  // namespace
+
+// Of floats.
+template <class T>
+Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return launch_units<T>(p, device, stream);
 }
 
 }  // namespace sbnet::portable

@@ -184,7 +184,8 @@ Status launch_layer(const QuantizedConv2dParams& p, const DeviceInfo& device, cu
   if (kernel == BytesKernel::kHopper)
     return p.x.dtype == DType::kI8 ? sm90::conv_int8(p, device, stream) : sm90::conv_float8(p, device, stream);
 #endif
-  if (kernel == BytesKernel::kImplicitGemm) return portable::launch_int8_mma(p, device, stream);
+  if (kernel == BytesKernel::kPatch3x3) return portable::launch_patch_int8(p, device, stream);
+  if (kernel == BytesKernel::kRows) return portable::launch_rows_int8(p, device, stream);
   if (p.y.dtype == DType::kI8) return launch<int8_t>(p, device, stream);
   if (p.y.dtype == DType::kF8) return launch_float8<Float8>(p, device, stream);
   return by_dtype(p.y.dtype, [&](auto t) {

@@ -36,14 +36,21 @@ __device__ __forceinline__ void by_element(DType dtype, const F& f) {
 
 namespace portable {
 
+// Of a convolution kernel's operands: its params and sums.
+template <class T>
+using ParamsOf = std::conditional_t<sizeof(T) == 1, QuantizedConv2dParams, Conv2dParams>;
+template <class T>
+using SumOf = std::conditional_t<sizeof(T) == 1, int32_t, float>;
+
 // Rounds what the active blocks read of x, which is of floats, into `bytes`: of x's sizes, pixels 16-byte aligned, and
 // channels up to the next multiple of 8 written. can_round: a full list's work can be counted.
 bool can_round(const QuantizedConv2dParams& p);
 Status launch_round(const QuantizedConv2dParams& p, const TensorView& bytes, const DeviceInfo& device,
                     cudaStream_t stream);
 
-// Layers of BytesKernel::kImplicitGemm.
-Status launch_int8_mma(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Layers of BytesKernel::kPatch3x3 and kRows.
+Status launch_patch_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+Status launch_rows_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 
 }  // namespace portable
 }  // namespace sbnet

@@ -9,8 +9,8 @@ namespace sbnet::portable {
 
 // Where a lane's eight channels of products are: column n of tile j is channel 8 (n/2) + 2 j + n%2 of a group of 32, so
 // that lane l has channels 8 (l%4) and on, of rows l/4 and, h = 1, l/4 + 8.
-template <int kM, int kTiles>
-__device__ __forceinline__ float& sum_at(float (&sums)[kM][kTiles][4], int m, int h, int group, int e) {
+template <class Sum, int kM, int kTiles>
+__device__ __forceinline__ Sum& sum_at(Sum (&sums)[kM][kTiles][4], int m, int h, int group, int e) {
   return sums[m][group * 4 + e / 2][h * 2 + e % 2];
 }
 
