@@ -1,11 +1,11 @@
-// sparse_squeeze_excite2d on CUDA, two launches of the same tasks: some channels of a part of an image's blocks
-// (core/masked/squeeze_excite.h).
+// sparse_squeeze_excite2d on CUDA: of many images on Hopper one launch (squeeze_excite_cluster.cuh), else two of the
+// same tasks: some channels of a part of an image's blocks (core/masked/squeeze_excite.h).
 //   squeeze  sums the task's pixels, and multiplies the sums by its columns of weight1: what they add to each hidden
 //            number. A product is linear, so nobody has to wait for the other channels.
 //   excite   adds up what the image's tasks gave, makes the gates of the task's channels, multiplies its pixels by
 //            them. Its pixels and weights are under way before squeeze has ended.
 #include "core/masked/squeeze_excite.h"
-#include "cuda/masked/block_fold.cuh"
+#include "cuda/masked/squeeze_excite_cluster.cuh"
 
 namespace sbnet {
 namespace {
@@ -14,11 +14,7 @@ constexpr const char* kOp = "sparse_squeeze_excite2d";
 constexpr int kThreads = kFoldThreads, kMostChannels = 64;  // of a task
 constexpr int kHeld = 4;                                    // words of a matrix that a thread has under way
 
-template <class T>
-__device__ __forceinline__ float bias_at(const void* data, DType dtype, int64_t k) {
-  if (!data) return 0.f;
-  return dtype == DType::kF32 ? static_cast<const float*>(data)[k] : to_float(static_cast<const T*>(data)[k]);
-}
+using gate_cluster::bias_at;
 
 template <class T, int kN>
 __device__ __forceinline__ float dot(const Word<T, kN>& word, const float* vector) {
@@ -258,6 +254,9 @@ sbnet::Status sbnet_sparse_squeeze_excite2d_cuda(const sbnet::SqueezeExciteParam
   using namespace sbnet;
   return run_fold(kOp, *params, stream_handle, [&](auto t, const DeviceInfo& device, cudaStream_t stream) {
     using T = decltype(t);
+    ImagePlan image;
+    if (gate_cluster::plan_gate<T>(*params, device, &image))
+      return gate_cluster::launch_gate<T>(kOp, *params, image, workspace, device, stream);
     const GateCut cut = cut_gate(*params);
     float* const given = static_cast<float*>(workspace);
     return cut.words.lanes > 1 ? launch_gate<T, kLanes<T>>(*params, cut, given, device, stream)
