@@ -45,8 +45,13 @@ def test_definition(channels, hidden, dtype, layout, device):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "channel_slice"])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
-    ("shape", "block"), [((2, 72, 21, 34), 8), ((20, 16, 12, 12), 4), ((1, 5, 9, 9), 3), ((1, 480, 36, 44), 8)], ids=str
-)
+    ("shape", "block"),
+    [
+        ((2, 72, 21, 34), 8), ((20, 16, 12, 12), 4), ((1, 5, 9, 9), 3), ((1, 480, 36, 44), 8), ((1, 1512, 20, 20), 4),
+        ((300, 960, 4, 4), 2), ((1, 24, 150, 170), 16), ((16, 64, 40, 40), 64),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_scaling_in_place(shape, block, dtype, layout, device):
     """x times its gate, where blocks are active; the rest of `out` stays."""
     x = laid_out(tensor(shape, dtype, device), layout)

@@ -61,6 +61,26 @@ FoldParts cuda_parts(const Params& p) {
   return parts;
 }
 
+// How a GPU cuts a pixel's channels: into words of `lanes` channels, of which a CTA takes 1 << log2_words.
+struct FoldWords {
+  int32_t lanes, words, log2_words, chunks;  // words of a pixel; CTAs that share a part, each with its words
+  bool channels_inner;  // neighbouring threads take the words of a pixel, else the pixels of a word
+
+  FoldWords(const TensorView& x, bool whole, int most_log2_words) : channels_inner(x.stride[1] <= x.stride[3]) {
+    lanes = whole ? static_cast<int32_t>(16 / dtype_size(x.dtype)) : 1;
+    words = static_cast<int32_t>(x.size[1] / lanes);
+    // 128 bytes of a pixel, or a warp of pixels where those are neighbours; fewer words where a quarter would go
+    // unused.
+    log2_words = channels_inner && !whole ? most_log2_words : 3;
+    while (log2_words) {
+      const int32_t taken = ((words - 1) >> log2_words) + 1;
+      if (3 * (int64_t{taken} << log2_words) <= 4 * int64_t{words}) break;
+      --log2_words;
+    }
+    chunks = ((words - 1) >> log2_words) + 1;
+  }
+};
+
 // CTAs of a GPU that may take an image together, each a share of its pixels (cuda/masked/image_fold.cuh), and what they
 // tell one another: `values` [N, kImageRanks, C], then `counts` [N, kImageRanks].
 constexpr int kImageRanks = 8;

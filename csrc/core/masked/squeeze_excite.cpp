@@ -49,7 +49,11 @@ Status validate(const SqueezeExciteParams& p) {
 
 int64_t sbnet_sparse_squeeze_excite2d_workspace_bytes(const sbnet::SqueezeExciteParams* p) {
   using namespace sbnet;
-  const int64_t parts = std::max(fold_bytes(cuda_parts(*p), FoldKind::kSum), image_fold_bytes(p->x));
+  if (!p->x.size[0]) return 0;
+  const int64_t tasks = size_product({cut_gate(*p).tasks(), hidden_step(*p)});  // of a GPU
+  const int64_t parts = fold_bytes(parts_of(*p, kCpuPartPixels), FoldKind::kSum);
   const int64_t numbers = size_product({p->x.size[0], p->x.size[1] + p->hidden});
-  return parts <= INT64_MAX / 8 && numbers <= INT64_MAX / 8 ? parts + 4 * numbers : INT64_MAX;
+  const int64_t images = image_fold_bytes(p->x);
+  if (std::max({tasks, parts, numbers, images}) > INT64_MAX / 8) return INT64_MAX;
+  return std::max(4 * tasks, std::max(parts, images) + 4 * numbers);
 }

@@ -4,6 +4,7 @@
 #include "core/kernels.h"
 #include "core/masked/block_fold.h"
 #include "core/masked/pointwise.h"
+#include "core/memory.h"
 
 namespace sbnet {
 
@@ -33,10 +34,32 @@ inline FoldParts parts_of(const SqueezeExciteParams& p, int64_t part_pixels) {
   deal(&parts, part_pixels);
   return parts;
 }
-// Behind what the parts found, in the workspace: the averages [N, C], then the hidden numbers [N, R].
+
+// Of a CPU: behind what the parts found, in the workspace: the averages [N, C], then the hidden numbers [N, R].
 inline float* gate_means(const FoldParts& parts, void* workspace) {
   return fold_counts(parts, FoldKind::kSum, workspace) + parts.count();
 }
+
+// How a GPU cuts it: a task is some channels of a part. It gives each of the R hidden numbers what those channels and
+// pixels add to it, and later multiplies them by the gate. So few tasks as keep a device busy: each reads what all
+// tasks of its image gave.
+struct GateCut {
+  FoldParts parts;
+  FoldWords words;
+  int64_t tasks() const { return parts.count() * words.chunks; }
+};
+inline GateCut cut_gate(const SqueezeExciteParams& p) {
+  constexpr int64_t kMostTasks = 512;
+  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  const bool whole = channels_vectorize(p.x) && p.x.size[1] % (16 / dtype_size(p.x.dtype)) == 0 && aligned(p.weight1) &&
+                     (!p.scaled.data || channels_vectorize(p.scaled));
+  GateCut cut = {parts_of(p, kCudaPartPixels), FoldWords(p.x, whole, 5)};
+  for (int64_t pixels = 2 * kCudaPartPixels; cut.parts.slices > 1 && cut.tasks() > kMostTasks; pixels *= 2)
+    cut.parts = parts_of(p, pixels);
+  return cut;
+}
+// Floats from one task's hidden numbers to the next one's: words of four.
+inline int64_t hidden_step(const SqueezeExciteParams& p) { return (p.hidden + 3) / 4 * 4; }
 
 SBNET_HOST_DEVICE inline float gate_step(StepCode code, float a) {
   const PointwiseStep step = {code, StepSource::kNumber, 0.f, 0.f};

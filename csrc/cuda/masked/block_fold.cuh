@@ -92,8 +92,120 @@ struct FoldPlan {
   int bands;              // that a CTA notes at once
   int log2_words;         // words of a CTA
   int words;              // of a pixel
-  bool channels_inner;    // neighbouring threads take the words of a pixel, else the pixels of a word
+  bool channels_inner;    // FoldWords
+  bool settled;           // core/settled.h
+
+  FoldPlan(const FoldParts& parts, const FoldWords& cut)
+      : chunks(cut.chunks),
+        log2_words(cut.log2_words),
+        words(cut.words),
+        channels_inner(cut.channels_inner),
+        settled(inputs_settled()) {
+    const int64_t columns = std::min<int64_t>(parts.grid.size[1], parts.x.size[3]), all = parts.band_rows * columns;
+    width = FastDiv(columns);
+    pixels = FastDiv(all);
+    bands = static_cast<int>(std::min<int64_t>(kFoldThreads, std::max<int64_t>(1, (1 << 20) / all)));
+  }
 };
+
+// A task is a part and some words of channels; this is a thread's share of one.
+struct FoldThread {
+  int words, lanes;  // of the CTA; threads that share a word
+  int lane, column;  // which of them, and of which of the CTA's words
+  int64_t part;
+  int word;  // of the pixel
+
+  __device__ FoldThread(const FoldPlan& plan, int64_t task)
+      : words(1 << plan.log2_words), lanes(kFoldThreads >> plan.log2_words), part(task / plan.chunks.divisor) {
+    const int thread = threadIdx.x;
+    lane = plan.channels_inner ? thread >> plan.log2_words : thread & (lanes - 1);
+    column = plan.channels_inner ? thread & (words - 1) : thread / lanes;
+    word = first_word(plan, task) + column;
+  }
+  static __device__ int first_word(const FoldPlan& plan, int64_t task) {
+    return static_cast<int>(task % plan.chunks.divisor) << plan.log2_words;
+  }
+};
+
+// Notes the pixels of the next bands in `rects` [kFoldThreads]: how many bands there are, of none that is active 0.
+__device__ __forceinline__ int note_bands(const FoldPlan& plan, const BandWalk& walk, PixelRect* rects) {
+  const int64_t left = walk.left();
+  const int bands = static_cast<int>(left < plan.bands ? left : plan.bands), thread = threadIdx.x;
+  const bool active = thread < bands && walk.peek(thread, &rects[thread]);
+  if (thread < bands && !active) rects[thread] = {};
+  return __syncthreads_or(active) ? bands : 0;
+}
+
+// kFoldLoads of the pixels that were noted, `first` and every lanes-th after it.
+template <class T, int kN>
+struct FoldPixels {
+  Word<T, kN> loaded[kFoldLoads];
+  uint32_t row[kFoldLoads], column[kFoldLoads];
+  bool in[kFoldLoads];
+
+  // image: of this thread's word.
+  __device__ __forceinline__ void load(const FoldPlan& plan, const PixelRect* rects, const TensorView& x,
+                                       const T* image, int first, int lanes, int pixels) {
+#pragma unroll
+    for (int i = 0; i < kFoldLoads; ++i) {
+      const int pixel = first + i * lanes;
+      uint32_t band, rest;
+      plan.pixels.divmod(pixel < pixels ? pixel : first, &band, &rest);
+      plan.width.divmod(rest, &row[i], &column[i]);
+      const PixelRect rect = rects[band];
+      row[i] += rect.row, column[i] += rect.column;
+      in[i] =
+          pixel < pixels && static_cast<int>(row[i]) < rect.row_end && static_cast<int>(column[i]) < rect.column_end;
+      if (in[i])
+        loaded[i] = *reinterpret_cast<const Word<T, kN>*>(image + row[i] * x.stride[2] + column[i] * x.stride[3]);
+    }
+  }
+};
+
+// Folds this CTA's share of a task; what it found of word `column` is then in folds[column * lanes], for all to read.
+// wait(): once the bands are noted, before any pixel is read. False if no block of the part is active.
+template <class T, class Fold, class Wait>
+__device__ __forceinline__ bool fold_task(const FoldParts& parts, const FoldPlan& plan, const FoldThread& own,
+                                          Fold* folds, PixelRect* rects, const Wait& wait) {
+  constexpr int kN = Fold::kN;
+  const TensorView& x = parts.x;
+  Fold found;
+  found.clear();
+  BandWalk walk(parts, own.part);
+  if (!plan.settled) wait();
+  bool any = false, waits = plan.settled;
+  const T* image = static_cast<const T*>(x.data) + walk.image() * x.stride[0] + int64_t{own.word} * kN * x.stride[1];
+  for (; walk.left() > 0; walk.skip(plan.bands)) {
+    const int bands = note_bands(plan, walk, rects);
+    if (waits) wait();
+    waits = false;
+    if (!bands) continue;
+    any = true;
+    const int pixels = own.word < plan.words ? bands * static_cast<int>(plan.pixels.divisor) : 0;
+    for (int first = own.lane; first < pixels; first += kFoldLoads * own.lanes) {
+      FoldPixels<T, kN> some;
+      some.load(plan, rects, x, image, first, own.lanes, pixels);
+#pragma unroll
+      for (int i = 0; i < kFoldLoads; ++i) {
+        if (!some.in[i]) continue;
+        float taken[kN];
+#pragma unroll
+        for (int e = 0; e < kN; ++e) taken[e] = to_float(some.loaded[i].channel[e]);
+        found.add(taken);
+      }
+    }
+    __syncthreads();  // before the next bands overwrite rects
+  }
+  if (waits) wait();
+  Fold* const of_word = folds + own.column * own.lanes;
+  of_word[own.lane] = found;
+  __syncthreads();
+  for (int half = any ? own.lanes / 2 : 0; half; half /= 2) {
+    if (own.lane < half) of_word[own.lane].merge(of_word[own.lane + half]);
+    __syncthreads();
+  }
+  return any;
+}
 
 template <class T, class Fold>
 __global__ void __launch_bounds__(kFoldThreads)
@@ -102,71 +214,28 @@ __global__ void __launch_bounds__(kFoldThreads)
   constexpr int kN = Fold::kN;
   __shared__ Fold folds[kFoldThreads];
   __shared__ PixelRect rects[kFoldThreads];
-  const TensorView& x = parts.x;
-  const int words = 1 << plan.log2_words, lanes = kFoldThreads >> plan.log2_words, thread = threadIdx.x;
-  const int lane = plan.channels_inner ? thread >> plan.log2_words : thread & (lanes - 1);
-  const int column_of_word = plan.channels_inner ? thread & (words - 1) : thread / lanes;
   const int64_t tasks = parts.count() * plan.chunks.divisor;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task / plan.chunks.divisor;
-    const int word = static_cast<int>(task - part * plan.chunks.divisor) * words + column_of_word;
-    Fold& own = folds[column_of_word * lanes + lane];
-    Fold found;
-    found.clear();
-    BandWalk walk(parts, part);
-    if (task == blockIdx.x) {  // all that needs no memory is done by now
+    const FoldThread own(plan, task);
+    fold_task<T>(parts, plan, own, folds, rects, [&] {
+      if (task != blockIdx.x) return;
       grid_dependency_wait();
       grid_dependency_release();
-    }
-    bool any = false;
-    const T* image = static_cast<const T*>(x.data) + walk.image() * x.stride[0] + int64_t{word} * kN * x.stride[1];
-    for (int64_t left = walk.left(); left > 0; left -= plan.bands, walk.skip(plan.bands)) {
-      const int bands = static_cast<int>(left < plan.bands ? left : plan.bands);
-      const bool active = thread < bands && walk.peek(thread, &rects[thread]);
-      if (thread < bands && !active) rects[thread] = {};
-      if (!__syncthreads_or(active)) continue;
-      any = true;
-      const int pixels = word < plan.words ? bands * static_cast<int>(plan.pixels.divisor) : 0;
-      for (int first = lane; first < pixels; first += kFoldLoads * lanes) {
-        Word<T, kN> loaded[kFoldLoads];
-        bool in[kFoldLoads];
-#pragma unroll
-        for (int i = 0; i < kFoldLoads; ++i) {
-          const int pixel = first + i * lanes;
-          uint32_t band, rest, row, column;
-          plan.pixels.divmod(pixel < pixels ? pixel : first, &band, &rest);
-          plan.width.divmod(rest, &row, &column);
-          const PixelRect rect = rects[band];
-          row += rect.row, column += rect.column;
-          in[i] = pixel < pixels && static_cast<int>(row) < rect.row_end && static_cast<int>(column) < rect.column_end;
-          if (in[i])
-            loaded[i] = *reinterpret_cast<const Word<T, kN>*>(image + row * x.stride[2] + column * x.stride[3]);
-        }
-#pragma unroll
-        for (int i = 0; i < kFoldLoads; ++i) {
-          if (!in[i]) continue;
-          float taken[kN];
-#pragma unroll
-          for (int e = 0; e < kN; ++e) taken[e] = to_float(loaded[i].channel[e]);
-          found.add(taken);
-        }
-      }
-      __syncthreads();  // before the next bands overwrite rects
-    }
-    own = found;
-    __syncthreads();
-    for (int half = any ? lanes / 2 : 0; half; half /= 2) {
-      if (lane < half) folds[column_of_word * lanes + lane].merge(folds[column_of_word * lanes + lane + half]);
-      __syncthreads();
-    }
-    if (lane == 0 && word < plan.words) {
-      float* to = values + part * fold_values(Fold::kKind) * x.size[1] + int64_t{word} * kN;
+    });
+    if (own.lane == 0 && own.word < plan.words) {
+      const Fold& found = folds[own.column * own.lanes];
+      float* to = values + own.part * fold_values(Fold::kKind) * parts.x.size[1] + int64_t{own.word} * kN;
       for (int k = 0; k < fold_values(Fold::kKind); ++k)
-        for (int e = 0; e < kN; ++e) to[k * x.size[1] + e] = own.value[k][e];
-      if (word == 0) counts[part] = own.count;
+        for (int e = 0; e < kN; ++e) to[k * parts.x.size[1] + e] = found.value[k][e];
+      if (own.word == 0) counts[own.part] = found.count;
     }
     __syncthreads();  // before the next task overwrites folds
   }
+}
+
+inline dim3 fold_ctas(int64_t tasks, const DeviceInfo& device) {
+  const int64_t most = int64_t{device.sm_count} * 32;
+  return dim3(static_cast<unsigned>(tasks < most ? tasks : most));
 }
 
 // Fills the workspace: `values` [parts, fold_values, C] and `counts` [parts].
@@ -174,30 +243,14 @@ template <class T, template <int> class Fold>
 Status launch_fold(const char* op, const FoldParts& parts, void* workspace, const DeviceInfo& device,
                    cudaStream_t stream) {
   constexpr int kWide = kLanes<T>;
-  const TensorView& x = parts.x;
-  const bool whole = channels_vectorize(x) && x.size[1] % kWide == 0;
-  FoldPlan plan;
-  plan.words = static_cast<int>(whole ? x.size[1] / kWide : x.size[1]);
-  plan.channels_inner = x.stride[1] <= x.stride[3];
-  // 128 bytes of a pixel, or a warp of pixels where those are neighbours; fewer words where a quarter would go unused.
-  plan.log2_words = plan.channels_inner && !whole ? 6 : 3;
-  while (plan.log2_words) {
-    const int words = 1 << plan.log2_words, taken = (plan.words + words - 1) / words * words;
-    if (3 * int64_t{taken} <= 4 * int64_t{plan.words}) break;
-    --plan.log2_words;
-  }
-  const int64_t width = std::min<int64_t>(parts.grid.size[1], x.size[3]), pixels = parts.band_rows * width;
-  plan.width = FastDiv(width);
-  plan.pixels = FastDiv(pixels);
-  plan.bands = static_cast<int>(std::min<int64_t>(kFoldThreads, std::max<int64_t>(1, (1 << 20) / pixels)));
-  plan.chunks = FastDiv((plan.words + (1 << plan.log2_words) - 1) >> plan.log2_words);
-  const int64_t tasks = parts.count() * plan.chunks.divisor, most_ctas = int64_t{device.sm_count} * 32;
-  const dim3 ctas(static_cast<unsigned>(tasks < most_ctas ? tasks : most_ctas));
+  const bool whole = channels_vectorize(parts.x) && parts.x.size[1] % kWide == 0;
+  const FoldWords cut(parts.x, whole, 6);
+  const FoldPlan plan(parts, cut);
   float* const values = static_cast<float*>(workspace);
   float* const counts = fold_counts(parts, Fold<1>::kKind, workspace);
   const auto kernel = whole ? fold_kernel<T, Fold<kWide>> : fold_kernel<T, Fold<1>>;
-  SBNET_CUDA_TRY(op,
-                 launch_dependent(device, kernel, ctas, dim3(kFoldThreads), 0, stream, parts, plan, values, counts));
+  SBNET_CUDA_TRY(op, launch_dependent(device, kernel, fold_ctas(parts.count() * cut.chunks, device), dim3(kFoldThreads),
+                                      0, stream, parts, plan, values, counts));
   return ok_status();
 }
 
