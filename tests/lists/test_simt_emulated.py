@@ -318,11 +318,15 @@ def test_squeeze_excite(emulated, seed):
         active = random_active(BlockGrid.cover(size, rng.choice([4, (3, 16)])), 2, 0.5)
         weight1, bias1 = tensor((hidden, channels), dtype) / channels**0.5, tensor((hidden,), dtype)
         weight2, bias2 = tensor((channels, hidden), dtype) / hidden**0.5, tensor((channels,), dtype)
-        y = poison((2, channels, 1, 1), dtype, "cpu", "contiguous")
-        run(
-            emulated, "squeeze_excite", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], weight1, bias1, weight2,
-            bias2, ctypes.c_int64(hidden), active.block_map, active.grid.numbers(),
-        )  # fmt: skip
+        x, scaled = torch.where(active.pixel_mask(size), x, torch.nan), poison(x.shape, dtype, "cpu", "channels_last")
+        for out in (None, scaled):
+            y = poison((2, channels, 1, 1), dtype, "cpu", "contiguous")
+            run(
+                emulated, "squeeze_excite", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], weight1, bias1,
+                weight2, bias2, ctypes.c_int64(hidden), active.block_map, active.grid.numbers(), out, shape_of(scaled),
+            )  # fmt: skip
+        kept = poison(x.shape, dtype, "cpu", "channels_last")  # where nothing is active, nothing is written
+        assert_bitwise(scaled, torch.where(active.pixel_mask(size), x * y, kept))
         given, steps = (weight1, bias1, weight2, bias2), {"activation": "silu", "gate": "hardsigmoid"}
         exact = reference.sparse_squeeze_excite2d(x.double(), active, *(t.double() for t in given), **steps)
         assert_as_accurate_as_torch(y, reference.sparse_squeeze_excite2d(x, active, *given, **steps), exact)

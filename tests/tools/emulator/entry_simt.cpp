@@ -177,11 +177,12 @@ EMULATED emulate_adaptive_pool(void* x, const int64_t* x_sizes, void* y, const i
 
 EMULATED emulate_squeeze_excite(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
                                 const void* weight1, const void* bias1, const void* weight2, const void* bias2,
-                                int64_t hidden, const int32_t* block_map, const int32_t* grid, char* message,
-                                int64_t room) {
+                                int64_t hidden, const int32_t* block_map, const int32_t* grid, void* scaled,
+                                const int64_t* scaled_sizes, char* message, int64_t room) {
   using namespace sbnet;
   SqueezeExciteParams p = {};
   p.x = view_of(x, x_sizes, dtype), p.y = view_of(y, y_sizes, dtype);
+  if (scaled) p.scaled = view_of(scaled, scaled_sizes, dtype);
   p.weight1 = weight1, p.weight2 = weight2, p.bias1 = bias1, p.bias2 = bias2, p.bias_dtype = p.x.dtype;
   p.hidden = hidden, p.activation = StepCode::kSilu, p.gate = StepCode::kHardsigmoid;
   p.block_map = block_map, p.grid = grid_of(grid);
