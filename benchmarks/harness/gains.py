@@ -109,6 +109,27 @@ def pipeline_table(rows: Iterable[Row]) -> str:
     return markdown(head, lines)
 
 
+MASKS = {"rect": "a tenth", "half": "half", "all": "all"}
+
+
+def network_table(sessions: Iterable[Session]) -> str:
+    """Whole networks, one image and several a call: times of the fastest dense form over the masked call's."""
+    found: dict[tuple[str, tuple[int, int]], dict[int, dict[str, float]]] = {}
+    for session in sessions:
+        for row in (r for r in session.rows if "x dense" in r):
+            batch, *side = row["facts"]["size"]
+            of = found.setdefault((row["facts"]["network"], tuple(side)), {})
+            of.setdefault(batch, {})[row["facts"]["mask"]] = row["x dense"]
+    lines = []
+    for (network, side), batches in found.items():
+        images = max(batches)
+        sides = batches.get(1, {}), batches[images] if images > 1 else {}
+        cells = [cell(of[mask]) if mask in of else "" for of in sides for mask in MASKS]
+        lines.append([network, "x".join(map(str, side)), *cells[:3], str(images) if images > 1 else "", *cells[3:]])
+    one_image = [f"1 image: {title}" if mask == "rect" else title for mask, title in MASKS.items()]
+    return markdown(["network", "size", *one_image, "images", *MASKS.values()], lines)
+
+
 PAYS = 1.2  # times from which on a mask is said to pay
 
 
@@ -196,6 +217,7 @@ def parts(
     """What stands between the marks of docs/is_it_for_me.md."""
     return {
         "pays": pays_table(pipelines, cameras), "gains": curve_table(curves(sessions)),
+        "networks": network_table(sessions[stem] for stem in ("h200_whole", "h200_whole_tokens")),
         "pipelines": pipeline_table(pipelines), "cameras": camera_table(cameras), "motion": motion_table(films),
     }  # fmt: skip
 

@@ -51,12 +51,13 @@ def speed_table(sessions: Sequence[Session]) -> str:
             of, rows = found[name, kind]
             dense = sorted(row["us"][row["dense form"]] for row in rows.values())
             line.append(f"{cell(dense[len(dense) // 2] / 1e3)} ms" if dense and of is not None else "")
-            line += [_gain(rows[mask]) if mask in rows else "" for mask in MASKS]
+            many = _many(of, name)
+            line += [_gains([of_mask[mask] for of_mask in (rows, many) if mask in of_mask]) for mask in MASKS]
         lines.append(line)
     if not any(rows for _, rows in found.values()):
         return ""
     head = ["times as fast as dense, with active:", *(c for k in kinds for c in (f"{k}, dense", *MASKS.values()))]
-    said = [_said(kind, {name: found[name, kind] for name in NETWORKS}, sessions) for kind in kinds]
+    said = [_said(kind, {name: found[name, kind] for name in NETWORKS}) for kind in kinds]
     return (
         f"{markdown(head, lines)}\n"
         "One image of 640x640 unless said, a rectangle of a tenth or a half of its pixels, or all of them; the whole\n"
@@ -65,8 +66,18 @@ def speed_table(sessions: Sequence[Session]) -> str:
     )
 
 
-def _gain(row: Row) -> str:
-    return f"**{cell(row['x dense'])}**{MARK if row.get('others', 0.0) > DISTURBED else ''}"
+def _gains(rows: Sequence[Row]) -> str:
+    """Of one image, and behind a stroke of many."""
+    texts = [f"{cell(row['x dense'])}{MARK if row.get('others', 0.0) > DISTURBED else ''}" for row in rows]
+    return (
+        " / ".join([f"**{texts[0].removesuffix(MARK)}**{MARK * texts[0].endswith(MARK)}", *texts[1:]]) if texts else ""
+    )
+
+
+def _many(session: Session | None, network: str) -> dict[str, Row]:
+    """A session's rows of several images of a network, by mask."""
+    rows = [] if session is None else [row for row in _whole(session, network) if row["facts"]["size"][0] > 1]
+    return {row["facts"]["mask"]: row for row in rows if "x dense" in row}
 
 
 def _chosen(sessions: Sequence[Session], network: str, cpu: bool) -> tuple[Session | None, dict[str, Row]]:
@@ -91,7 +102,7 @@ def _title(network: str, sessions: Sequence[Session]) -> str:
     return ", ".join([network, *("x".join(map(str, size)) for size in sizes)])
 
 
-def _said(kind: str, found: Mapping[str, tuple[Session | None, dict[str, Row]]], sessions: Sequence[Session]) -> str:
+def _said(kind: str, found: Mapping[str, tuple[Session | None, dict[str, Row]]]) -> str:
     """Of what, when, with which versions and against which dense forms the columns of a kind of device are."""
     chosen = {name: (of, rows) for name, (of, rows) in found.items() if of is not None}
     if not chosen:
@@ -112,17 +123,9 @@ def _said(kind: str, found: Mapping[str, tuple[Session | None, dict[str, Row]]],
     )
     if any(row.get("others", 0.0) > DISTURBED for row in rows):
         text += f" {MARK}: other programs took\nmore than a tenth of the processor meanwhile."
-    many = [
-        r for s in sessions if ("threads" in s.environment) == (kind == "CPU") for n in NETWORKS for r in _whole(s, n)
-    ]
-    many = [r for r in many if r["facts"]["size"][0] == 16 and "x dense" in r]
-    if many:
-        spans = []
-        for mask, title in MASKS.items():
-            ratios = [r["x dense"] for r in many if r["facts"]["mask"] == mask]
-            if ratios:
-                spans.append(f"{cell(min(ratios))} to {cell(max(ratios))} ({title})")
-        text += f" Sixteen images a call gain more:\n{', '.join(spans)}."
+    images = sorted({row["facts"]["size"][0] for name, (of, _) in chosen.items() for row in _many(of, name).values()})
+    if images:
+        text += f" Behind a stroke:\n{' or '.join(map(str, images))} images a call."
     return text + "\n"
 
 
