@@ -28,15 +28,8 @@ MAPS = [
 def emulated(tmp_path_factory):
     masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange", "squeeze_excite")]
     cuda = ["capability", "masked/copies"]  # whose core is a header
-    kernels = [
-        "frames/yuv_to_rgb",
-        "lists/reduce_mask",
-        "lists/fringe",
-        "lists/pyramid",
-        "lists/motion_mask",
-        *masked,
-        "attention/layout",
-    ]
+    lists = [f"lists/{name}" for name in ("reduce_mask", "fringe", "pyramid", "motion_mask")]
+    kernels = ["frames/yuv_to_rgb", *lists, *masked, "attention/layout"]
     core = ["grid", "layer", "memory", "settled", "through", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in [*kernels, *cuda]],
@@ -325,8 +318,7 @@ def test_squeeze_excite(emulated, seed):
                 emulated, "squeeze_excite", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], weight1, bias1,
                 weight2, bias2, ctypes.c_int64(hidden), active.block_map, active.grid.numbers(), out, shape_of(scaled),
             )  # fmt: skip
-        kept = poison(x.shape, dtype, "cpu", "channels_last")  # where nothing is active, nothing is written
-        assert_bitwise(scaled, torch.where(active.pixel_mask(size), x * y, kept))
+        assert_bitwise(scaled, torch.where(active.pixel_mask(size), x * y, poison(x.shape, dtype, "cpu")))
         given, steps = (weight1, bias1, weight2, bias2), {"activation": "silu", "gate": "hardsigmoid"}
         exact = reference.sparse_squeeze_excite2d(x.double(), active, *(t.double() for t in given), **steps)
         assert_as_accurate_as_torch(y, reference.sparse_squeeze_excite2d(x, active, *given, **steps), exact)
