@@ -19,7 +19,7 @@ from typing import Any
 from sbnet.apps.density import Curve, measure
 from sbnet.benchmarks.harness.document import markdown
 from sbnet.benchmarks.harness.measure import Row, Session, keep_row, made_by
-from sbnet.benchmarks.harness.readme import density_of, filled
+from sbnet.benchmarks.harness.readme import MASKS, density_of, filled
 from sbnet.benchmarks.harness.report import cell
 
 # Where the rows of a kind stand: the file's stem, facts of its rows, what to call it.
@@ -107,9 +107,6 @@ def pipeline_table(rows: Iterable[Row]) -> str:
     head = ["network", "source", "active", "frames a second", "dense", "end to end", "bound by / dense", "mask's share",
             "measured on"]  # fmt: skip
     return markdown(head, lines)
-
-
-MASKS = {"rect": "a tenth", "half": "half", "all": "all"}
 
 
 def network_table(sessions: Iterable[Session]) -> str:

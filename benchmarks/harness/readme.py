@@ -68,10 +68,10 @@ def speed_table(sessions: Sequence[Session]) -> str:
 
 def _gains(rows: Sequence[Row]) -> str:
     """Of one image, and behind a stroke of many."""
-    texts = [f"{cell(row['x dense'])}{MARK if row.get('others', 0.0) > DISTURBED else ''}" for row in rows]
-    return (
-        " / ".join([f"**{texts[0].removesuffix(MARK)}**{MARK * texts[0].endswith(MARK)}", *texts[1:]]) if texts else ""
-    )
+    ratios = [cell(row["x dense"]) for row in rows]
+    marks = [MARK if row.get("others", 0.0) > DISTURBED else "" for row in rows]
+    ratios[:1] = [f"**{ratio}**" for ratio in ratios[:1]]
+    return " / ".join(map("".join, zip(ratios, marks, strict=True)))
 
 
 def _many(session: Session | None, network: str) -> dict[str, Row]:

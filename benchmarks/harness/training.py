@@ -38,7 +38,7 @@ def one_graph(setting: Setting, run: Loss) -> Loss:
         return run
     graph, loss = cuda_graph(run, torch.device("cuda", torch.cuda.current_device()), grad=True)
 
-    def replay(kept: Loss = run) -> Tensor:  # with the tensors that it was captured from, a mask among them
+    def replay(_run: Loss = run) -> Tensor:  # whose tensors the graph reads, a mask among them: kept as long as it
         graph.replay()
         return loss
 
