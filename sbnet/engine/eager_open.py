@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, fits, told
+from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, Readers, fits, told
 from sbnet.engine.eager_losses import Product, Total
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
@@ -61,6 +61,45 @@ class _Open:
     ring: bool = False  # are the pixels next to its blocks 0?
     wants_ring: bool = False  # of the gradient
     node: Any = None  # its grad_fn when it was noted: where another made it since, what is pending is not its history
+    readers: Readers | None = None
+
+
+class Counts:
+    """Numbers added to integers in place, as batch norms count batches: one launch for all, before anything reads one."""
+
+    def __init__(self) -> None:
+        self._added: dict[Any, tuple[Tensor, int]] = {}  # by where they lie
+
+    def take(self, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Is this such a sum? It is kept for later then."""
+        if name == "add_" and len(args) == 2 and not kwargs and type(args[1]) is int:
+            x = args[0]
+            if type(x) is Tensor and x.dim() == 0 and x.dtype == torch.int64 and x.device.type != "meta":
+                key = x.device, x.data_ptr()
+                self._added[key] = x, self._added.get(key, (x, 0))[1] + args[1]
+                return True
+        if self._added and self._reads((args, tuple(kwargs.values()))):
+            self.flush()
+        return False
+
+    def _reads(self, args: Any) -> bool:
+        known = [x.untyped_storage().data_ptr() for x, _ in self._added.values()]
+
+        def found(t: Any) -> bool:
+            if isinstance(t, (tuple, list)):
+                return any(map(found, t))
+            return isinstance(t, Tensor) and t.dtype == torch.int64 and t.untyped_storage().data_ptr() in known
+
+        return found(args)
+
+    def flush(self) -> None:
+        by_device: dict[Any, list[tuple[Tensor, int]]] = {}
+        for x, more in self._added.values():
+            by_device.setdefault(x.device, []).append((x, more))
+        self._added.clear()
+        with torch.no_grad():
+            for added in by_device.values():
+                torch._foreach_add_([x for x, _ in added], [more for _, more in added])
 
 
 class OpenMaps:
@@ -69,6 +108,7 @@ class OpenMaps:
     def __init__(self, mode: masked) -> None:
         self._mode = weakref.proxy(mode)
         self._seen: list[weakref.ref] = []  # of all that were ever open
+        self.counts = Counts()
         self._weights: dict[Any, Any] = {}
         self._fringes: dict[Any, Fringe] = {}
 
@@ -152,6 +192,7 @@ class OpenMaps:
 
     def finish(self, failed: bool) -> None:
         """Who holds a map when the context ends may do anything with it."""
+        self.counts.flush()
         living = [x for x in (reference() for reference in self._seen) if x is not None]
         for x in living if not failed else ():
             self.settle(x)
@@ -166,6 +207,23 @@ class OpenMaps:
         self._fringes.clear()
 
     # ---- layers
+
+    def _layer(self, at: Tensor | None, p: _Pending, now: bool, of: Any = None) -> Tensor:
+        """A layer's node. Who reads the same open map adds up its gradient with this one."""
+        residual = p.residual if p.added == 1 else None
+        out = Layer.apply(at, p.x, p.weight, p.bias, residual, p.of if of is None else of, now, p.added)
+        if out.grad_fn is not None:
+            out.grad_fn.read = self._read(p.x, out.grad_fn)
+            out.grad_fn.read_residual = self._read(residual, out.grad_fn)
+        return out
+
+    def _read(self, x: Tensor | None, node: Any) -> tuple[Readers, int] | None:
+        known = self.of(x)
+        if known is None or x is None or x.grad_fn is None:
+            return None
+        if known.readers is None or known.readers.source is not x.grad_fn:
+            known.readers = Readers(x.grad_fn, known.plane)
+        return known.readers, known.readers.join(node)
 
     def _plane(self, size: Any) -> Plane:
         return Plane(self._mode.active(size), self._mode.ring(size))
@@ -199,9 +257,8 @@ class OpenMaps:
         same, turned = self._weight(weight, x.dtype, turn)
         exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
         of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned)
-        out = Layer.apply(None, x, weight, bias, None, of, False, 0)
-        known = _Open(plane, _Pending(of, x, weight, bias), wants_ring=exact and reach > 0)
-        return self._add(out, known)
+        pending = _Pending(of, x, weight, bias)
+        return self._add(self._layer(None, pending, False), _Open(plane, pending, wants_ring=exact and reach > 0))
 
     def norm(self, x: Tensor, weight: Any, bias: Any, eps: float, follow: list[Any]) -> Tensor:
         """follow: running statistics, and by how much they move; or nothing."""
@@ -209,8 +266,8 @@ class OpenMaps:
         known = self.of(x)
         plane = self._plane(x.shape[2:])
         of = Norm(plane, eps, follow, known is not None and known.wants_ring)
-        out = Layer.apply(None, x, weight, bias, None, of, False, 0)
-        return self._add(out, _Open(plane, _Pending(of, x, weight, bias)))
+        pending = _Pending(of, x, weight, bias)
+        return self._add(self._layer(None, pending, False), _Open(plane, pending))
 
     def activate(self, x: Tensor, name: str, param: float, inplace: bool) -> Tensor | None:
         """As the end of the pending layer; None where it must be an op of its own."""
@@ -232,7 +289,7 @@ class OpenMaps:
             return self._add(x, _Open(known.plane, None, ring=True))
         if inplace:
             known.pending = None
-        out = Layer.apply(x if inplace else None, p.x, p.weight, p.bias, p.residual, of, True, p.added)
+        out = self._layer(x if inplace else None, p, True, of)
         return self._add(out, _Open(known.plane, None, ring=True))
 
     def add(self, a: Tensor, b: Tensor, inplace: bool) -> Tensor | None:
@@ -243,17 +300,13 @@ class OpenMaps:
                 continue
             known, p = found
             self.settle(other)
-            if x is a and inplace:
-                known.pending = None
-                p = replace(p, residual=other, added=1)
-                out = Layer.apply(a, p.x, p.weight, p.bias, other, p.of, False, 1)
-            elif inplace:
+            if inplace and x is not a:
                 p = replace(p, added=2)
-                out = Layer.apply(a, p.x, p.weight, p.bias, None, p.of, False, 2)
             else:
                 p = replace(p, residual=other, added=1)
-                out = Layer.apply(None, p.x, p.weight, p.bias, other, p.of, False, 1)
-            return self._add(out, _Open(known.plane, p))
+            if inplace and x is a:
+                known.pending = None
+            return self._add(self._layer(a if inplace else None, p, False), _Open(known.plane, p))
         return None
 
     def pool(
