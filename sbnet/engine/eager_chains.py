@@ -98,7 +98,8 @@ class Readers:
     def __init__(self, source: Any, plane: Plane) -> None:
         self.source, self._plane = source, plane
         self._nodes: list[weakref.ref] = []
-        self._task, self._last, self._held = -1, True, None  # type: ignore[var-annotated]
+        self._task, self._last = -1, True
+        self._held: Tensor | None = None
         self._done: set[int] = set()
 
     def join(self, node: Any) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, Readers, fits, told
 from sbnet.engine.eager_losses import Product, Total
+from sbnet.engine.eager_once import Counts, Weights
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
 from sbnet.ops.masked.conv import autocast
@@ -64,44 +65,6 @@ class _Open:
     readers: Readers | None = None
 
 
-class Counts:
-    """Numbers added to integers in place, as batch norms count batches: one launch for all, before anything reads one."""
-
-    def __init__(self) -> None:
-        self._added: dict[Any, tuple[Tensor, int]] = {}  # by where they lie
-
-    def take(self, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Is this such a sum? It is kept for later then."""
-        if name == "add_" and len(args) == 2 and not kwargs and type(args[1]) is int:
-            x = args[0]
-            if type(x) is Tensor and x.dim() == 0 and x.dtype == torch.int64 and x.device.type != "meta":
-                key = x.device, x.data_ptr()
-                self._added[key] = x, self._added.get(key, (x, 0))[1] + args[1]
-                return True
-        if self._added and self._reads((args, tuple(kwargs.values()))):
-            self.flush()
-        return False
-
-    def _reads(self, args: Any) -> bool:
-        known = [x.untyped_storage().data_ptr() for x, _ in self._added.values()]
-
-        def found(t: Any) -> bool:
-            if isinstance(t, (tuple, list)):
-                return any(map(found, t))
-            return isinstance(t, Tensor) and t.dtype == torch.int64 and t.untyped_storage().data_ptr() in known
-
-        return found(args)
-
-    def flush(self) -> None:
-        by_device: dict[Any, list[tuple[Tensor, int]]] = {}
-        for x, more in self._added.values():
-            by_device.setdefault(x.device, []).append((x, more))
-        self._added.clear()
-        with torch.no_grad():
-            for added in by_device.values():
-                torch._foreach_add_([x for x, _ in added], [more for _, more in added])
-
-
 class OpenMaps:
     """The open maps of a context."""
 
@@ -109,7 +72,7 @@ class OpenMaps:
         self._mode = weakref.proxy(mode)
         self._seen: list[weakref.ref] = []  # of all that were ever open
         self.counts = Counts()
-        self._weights: dict[Any, Any] = {}
+        self._weights = Weights()
         self._fringes: dict[Any, Fringe] = {}
 
     # ---- what is known
@@ -228,18 +191,6 @@ class OpenMaps:
     def _plane(self, size: Any) -> Plane:
         return Plane(self._mode.active(size), self._mode.ring(size))
 
-    def _weight(self, weight: Tensor, dtype: torch.dtype, turn: bool) -> tuple[Tensor, Tensor | None]:
-        """The weight in a dtype and channels_last memory, and turned. A network may use it more than once."""
-        key = id(weight), weight._version, dtype, turn
-        if key not in self._weights:
-            with torch.no_grad():
-                if turn:
-                    found = _ops.turn_conv_weight(weight, dtype)
-                else:
-                    found = weight.detach().to(dtype).contiguous(memory_format=torch.channels_last), None
-            self._weights[key] = weight, found
-        return self._weights[key][1]
-
     def conv(self, x: Tensor, weight: Tensor, bias: Any, size: Any, window: Any, groups: int) -> Tensor:
         stride, padding, dilation = ([*to_pair(v, "masked: window")] for v in window)
         kernel = weight.shape[2:]
@@ -254,7 +205,7 @@ class OpenMaps:
         plane = self._plane(size)
         x_plane = self._plane(x.shape[2:]) if listed else None
         turn = x.is_cuda and groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
-        same, turned = self._weight(weight, x.dtype, turn)
+        same, turned = self._weights.of(weight, x.dtype, turn)
         exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
         of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned)
         pending = _Pending(of, x, weight, bias)
@@ -300,10 +251,7 @@ class OpenMaps:
                 continue
             known, p = found
             self.settle(other)
-            if inplace and x is not a:
-                p = replace(p, added=2)
-            else:
-                p = replace(p, residual=other, added=1)
+            p = replace(p, added=2) if inplace and x is not a else replace(p, residual=other, added=1)
             if inplace and x is a:
                 known.pending = None
             return self._add(self._layer(a if inplace else None, p, False), _Open(known.plane, p))
