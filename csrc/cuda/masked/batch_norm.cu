@@ -19,10 +19,16 @@ __device__ __forceinline__ float parameter(const void* data, DType dtype, int64_
 }
 
 // Activations that are worth kernels of their own: the others are chosen at run time, in every element.
-enum class Kind { kNone, kRelu, kOther };
+enum class Kind { kNone, kRelu, kSilu, kOther };
 template <Kind kKind>
 __device__ __forceinline__ Activation chosen(Activation activation) {
   return kKind == Kind::kNone ? Activation::kNone : kKind == Kind::kRelu ? Activation::kRelu : activation;
+}
+// Of 16-bit numbers a division may be two roundings off.
+template <class T>
+__device__ __forceinline__ float sigmoid(float z) {
+  const float all = 1.f + __expf(-z);
+  return sizeof(T) == 2 ? __fdividef(1.f, all) : 1.f / all;
 }
 
 // A barrier of all CTAs where they share the list, with something to do while it is waited for.
@@ -156,7 +162,9 @@ __global__ void __launch_bounds__(kNormThreads, 1)
 #pragma unroll
           for (int e = 0; e < kN; ++e) {
             const float z = (to_float(x.channel[e]) - mean[e]) * scale[e] + shift[e] + to_float(residual.channel[e]);
-            x.channel[e] = from_float<T>(activate(chosen<kKind>(p.activation), p.activation_param, z));
+            x.channel[e] =
+                from_float<T>(kKind == Kind::kSilu ? z * sigmoid<T>(z)
+                                                   : activate(chosen<kKind>(p.activation), p.activation_param, z));
           }
           *word_at<T, kN>(p.y, plan, pixel, channel) = x;
         });
@@ -168,10 +176,14 @@ __global__ void __launch_bounds__(kNormThreads, 1)
 // ---- backward
 
 // Of channels: dy through the activation, by what it gave, or by what it was of, (x - mean) scale + shift.
-template <Kind kKind>
+template <class T, Kind kKind>
 __device__ __forceinline__ float through(const BatchNormGradParams& p, float grad, float given, float x, float mean,
                                          float scale, float shift) {
   if (kKind == Kind::kNone) return grad;
+  if (kKind == Kind::kSilu) {
+    const float z = (x - mean) * scale + shift, s = sigmoid<T>(z);
+    return grad * (s * (1.f + z * (1.f - s)));
+  }
   return gradient(chosen<kKind>(p.activation), p.activation_param, grad,
                   p.given.data ? given : (x - mean) * scale + shift);
 }
@@ -222,8 +234,8 @@ __global__ void __launch_bounds__(kNormThreads, 1)
 #pragma unroll
           for (int e = 0; e < kN; ++e) {
             const float at = to_float(x.channel[e]);
-            const float g =
-                through<kKind>(p, to_float(grad.channel[e]), to_float(z.channel[e]), at, mean[e], scale[e], shift[e]);
+            const float g = through<T, kKind>(p, to_float(grad.channel[e]), to_float(z.channel[e]), at, mean[e],
+                                              scale[e], shift[e]);
             of_grad[e] += g;
             of_both[e] += g * (at - mean[e]);
             if (kKept) grad.channel[e] = from_float<T>(g);
@@ -274,7 +286,7 @@ __global__ void __launch_bounds__(kNormThreads, 1)
           for (int e = 0; e < kN; ++e) {
             const float at = to_float(x.channel[e]);
             float g = to_float(grad.channel[e]);
-            if (!kept) g = through<kKind>(p, g, to_float(z.channel[e]), at, mean[e], scale[e], shift[e]);
+            if (!kept) g = through<T, kKind>(p, g, to_float(z.channel[e]), at, mean[e], scale[e], shift[e]);
             grad.channel[e] = from_float<T>(g);
             x.channel[e] = from_float<T>(g * scale[e] + ((at - mean[e]) * b[e] + last[e]));
           }
@@ -334,6 +346,8 @@ Status by_kind(const Params& p, bool in_words, const Run& run) {
         return of(std::integral_constant<Kind, Kind::kNone>());
       case Activation::kRelu:
         return of(std::integral_constant<Kind, Kind::kRelu>());
+      case Activation::kSilu:
+        return of(std::integral_constant<Kind, Kind::kSilu>());
       default:
         return of(std::integral_constant<Kind, Kind::kOther>());
     }
