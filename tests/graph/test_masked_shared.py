@@ -83,6 +83,26 @@ def test_gradients_of_a_map_that_several_layers_read(device, asked, cut):
         assert_bitwise(a, b)
 
 
+def test_a_backward_pass_that_failed_leaves_nothing(device):
+    def run(fails):
+        net, x, mask = made(device)
+        with sbnet.masked(mask, BLOCK):
+            x, z, h = net(x)
+
+        def fail(grad):
+            raise ZeroDivisionError
+
+        if fails:
+            hook = net.next.weight.register_hook(fail)
+            with pytest.raises(ZeroDivisionError):
+                torch.autograd.grad(total(z), list(net.parameters())[:5], retain_graph=True)
+            hook.remove()
+        return torch.autograd.grad(total(z) + total(h), list(net.parameters()))
+
+    for a, b in zip(run(True), run(False), strict=True):
+        assert_bitwise(a, b)
+
+
 def test_norms_count_batches(device):
     """Once a call, before anybody looks; of a norm without a momentum the average depends on it."""
     net, x, mask = made(device)
