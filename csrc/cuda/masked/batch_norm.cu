@@ -1,9 +1,7 @@
 // Batch normalisation of active pixels on CUDA, with the sum and the activation that follow it: forward and backward
 // one launch each, which goes over the list twice.
-#include <cooperative_groups.h>
-
 #include "cuda/masked/activation_grad.cuh"
-#include "cuda/masked/batch_norm_walk.cuh"
+#include "cuda/masked/batch_norm_sums.cuh"
 
 namespace sbnet {
 namespace {
@@ -31,32 +29,6 @@ __device__ __forceinline__ float sigmoid(float z) {
   return sizeof(T) == 2 ? __fdividef(1.f, all) : 1.f / all;
 }
 
-// A barrier of all CTAs where they share the list, with something to do while it is waited for.
-template <class Meanwhile>
-__device__ __forceinline__ void grid_barrier(const NormPlan& plan, const Meanwhile& meanwhile) {
-  if (plan.parts == 1) {
-    meanwhile();
-    __syncthreads();
-    return;
-  }
-  const auto grid = cooperative_groups::this_grid();
-  auto arrived = grid.barrier_arrive();
-  meanwhile();
-  grid.barrier_wait(std::move(arrived));
-}
-
-// What parts of the list found of a column's channels: kNumbers of each channel, and how many pixels.
-struct Found {
-  float *numbers, *pixels;
-
-  template <int kNumbers>
-  __device__ __forceinline__ static Found of(const NormPlan& plan, float* workspace, int column, int channels) {
-    const int64_t parts = plan.parts;
-    return {workspace + column * parts * kNumbers * channels,
-            workspace + plan.columns * parts * kNumbers * channels + column * parts};
-  }
-};
-
 // mean = sum of n m / n, variance = sum of (s + n m^2) / n - mean^2, over threads and parts of n pixels with mean m and
 // sum of squared distances s. In double: what cancels there has been rounded to 24 bits. A thread sums about its own
 // first pixel, so that the spread of the numbers bounds what cancels in float32.
@@ -64,15 +36,14 @@ template <class T, int kN, Kind kKind>
 __global__ void __launch_bounds__(kNormThreads, 1)
     norm_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormParams p,
                 const __grid_constant__ NormPlan plan, const __grid_constant__ FringePlan fringe, float* workspace) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ __align__(16) float table[3][kMostWords * kN];  // mean, scale, shift
-  __shared__ float warp_pixels[kNormThreads / 32];
-  using Item = Word<T, kN>;
+  extern __shared__ __align__(16) char smem[];
+  using Memory = NormMemory<T, kN, 1>;  // the table: mean, scale, shift
+  constexpr int kBatch = Memory::kBatch;
   grid_dependency_wait();
   const NormThread thread(plan);
-  const NormPart part(as_conv, plan, thread);
+  const NormPart part(as_conv, plan, thread, kBatch);
   const bool added = p.residual.data != nullptr, used = static_cast<int>(blockIdx.x) < part.parts;
-  const NormMemory<T, kN, 1> shared(memory, plan, added);
+  const Memory shared(smem, plan, added);
   const int channels = plan.channels(kN), C = static_cast<int>(p.x.size[1]);
   for (int column = blockIdx.y; column < plan.columns; column += gridDim.y) {
     const int first = column * channels, own = static_cast<int>(threadIdx.x), channel = first + thread.word * kN;
@@ -85,25 +56,30 @@ __global__ void __launch_bounds__(kNormThreads, 1)
     };
     float about[kN] = {}, sum[kN] = {}, square[kN] = {};
     int pixels = 0;
-    pass<false>(
+    pass<false, kBatch>(
         as_conv, plan, thread, part, shared, taken, [](bool) { return false; }, copy, copy_residual,
-        [&](bool, int slot, int, int step, int) {
-          const Item x = shared.word(slot, step, 0);
-          if (!pixels)
+        [&](const NormBatch& batch, const int (&at)[kBatch]) {
+          Word<T, kN> x[kBatch];
+          shared.load(batch.slot, 0, x);
 #pragma unroll
-            for (int e = 0; e < kN; ++e) about[e] = to_float(x.channel[e]);
-          ++pixels;
+          for (int step = 0; step < kBatch; ++step) {
+            if (at[step] < 0) continue;
+            if (!pixels)
 #pragma unroll
-          for (int e = 0; e < kN; ++e) {
-            const float apart = to_float(x.channel[e]) - about[e];
-            sum[e] += apart;
-            square[e] += apart * apart;
+              for (int e = 0; e < kN; ++e) about[e] = to_float(x[step].channel[e]);
+            ++pixels;
+#pragma unroll
+            for (int e = 0; e < kN; ++e) {
+              const float apart = to_float(x[step].channel[e]) - about[e];
+              sum[e] += apart;
+              square[e] += apart * apart;
+            }
           }
         });
     int warp_sum = pixels;  // of the first word, which is of channels
     for (int apart = 32 / thread.pixels; apart < 32; apart *= 2)
       warp_sum += __shfl_xor_sync(0xffffffffu, warp_sum, apart);
-    if (thread.lane == 0) warp_pixels[thread.warp] = static_cast<float>(warp_sum);
+    if (thread.lane == 0) shared.warp_pixels[thread.warp] = static_cast<float>(warp_sum);
     double sums[2];
     const double n = pixels;
     add_threads<kN>(
@@ -116,7 +92,7 @@ __global__ void __launch_bounds__(kNormThreads, 1)
     const Found found = Found::of<2>(plan, workspace, column, channels);
     if (used && own < channels) {
       double all = 0;
-      for (int warp = 0; warp < thread.warps; ++warp) all += warp_pixels[warp];
+      for (int warp = 0; warp < thread.warps; ++warp) all += shared.warp_pixels[warp];
       const double mean = sums[0] / fmax(all, 1.), spread = sums[1] - sums[0] * mean;
       float* const to = found.numbers + int64_t{blockIdx.x} * 2 * channels;
       to[own] = static_cast<float>(mean);
@@ -147,26 +123,33 @@ __global__ void __launch_bounds__(kNormThreads, 1)
         if (c == 0) p.statistics[2 * C] = static_cast<float>(all[0]);
         if (p.follow.running_mean) follow(p.follow, c, mean, variance, static_cast<float>(all[0]));
       }
-      table[0][own] = mean;
-      table[1][own] = parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(variance + p.eps);
-      table[2][own] = parameter(p.bias, p.param_dtype, c, 0.f);
+      shared.number(0, own) = mean;
+      shared.number(1, own) = parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(variance + p.eps);
+      shared.number(2, own) = parameter(p.bias, p.param_dtype, c, 0.f);
     }
     __syncthreads();
     float mean[kN], scale[kN], shift[kN];
-    read_row<kN>(table[0], thread, mean), read_row<kN>(table[1], thread, scale), read_row<kN>(table[2], thread, shift);
-    pass<true>(
+    shared.read(0, thread, mean), shared.read(1, thread, scale), shared.read(2, thread, shift);
+    pass<true, kBatch>(
         as_conv, plan, thread, part, shared, taken, [&](bool) { return added; }, copy, copy_residual,
-        [&](bool, int slot, int third, int step, int pixel) {
-          Item x = shared.word(slot, step, 0), residual = {};
-          if (added) residual = shared.third(third, step);
+        [&](const NormBatch& batch, const int (&at)[kBatch]) {
+          Word<T, kN> x[kBatch];
+          shared.load(batch.slot, 0, x);
 #pragma unroll
-          for (int e = 0; e < kN; ++e) {
-            const float z = (to_float(x.channel[e]) - mean[e]) * scale[e] + shift[e] + to_float(residual.channel[e]);
-            x.channel[e] =
-                from_float<T>(kKind == Kind::kSilu ? z * sigmoid<T>(z)
-                                                   : activate(chosen<kKind>(p.activation), p.activation_param, z));
+          for (int step = 0; step < kBatch; ++step) {
+            if (at[step] < 0) continue;
+            Word<T, kN> residual = {};
+            if (added) residual = shared.third(batch.third, step);
+#pragma unroll
+            for (int e = 0; e < kN; ++e) {
+              const float z =
+                  (to_float(x[step].channel[e]) - mean[e]) * scale[e] + shift[e] + to_float(residual.channel[e]);
+              x[step].channel[e] =
+                  from_float<T>(kKind == Kind::kSilu ? z * sigmoid<T>(z)
+                                                     : activate(chosen<kKind>(p.activation), p.activation_param, z));
+            }
+            *word_at<T, kN>(p.y, plan, at[step], channel) = x[step];
           }
-          *word_at<T, kN>(p.y, plan, pixel, channel) = x;
         });
     cp_async_wait<0>();
     __syncthreads();  // before sums and table of another column
@@ -194,14 +177,14 @@ __global__ void __launch_bounds__(kNormThreads, 1)
     norm_grad_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                      const __grid_constant__ NormPlan plan, const __grid_constant__ FringePlan fringe,
                      float* workspace) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ __align__(16) float table[5][kMostWords * kN];  // mean, scale (which is a), shift, b, c
-  using Item = Word<T, kN>;
+  extern __shared__ __align__(16) char smem[];
+  using Memory = NormMemory<T, kN, 2>;  // the table: mean, scale (which is a), shift, b, c
+  constexpr int kBatch = Memory::kBatch;
   grid_dependency_wait();
   const NormThread thread(plan);
-  const NormPart part(as_conv, plan, thread);
+  const NormPart part(as_conv, plan, thread, kBatch);
   const bool given = p.given.data != nullptr, used = static_cast<int>(blockIdx.x) < part.parts;
-  const NormMemory<T, kN, 2> shared(memory, plan, given);
+  const Memory shared(smem, plan, given);
   const int channels = plan.channels(kN), C = static_cast<int>(p.x.size[1]);
   for (int column = blockIdx.y; column < plan.columns; column += gridDim.y) {
     const int first = column * channels, own = static_cast<int>(threadIdx.x), channel = first + thread.word * kN;
@@ -209,9 +192,9 @@ __global__ void __launch_bounds__(kNormThreads, 1)
     float deviation = 1.f;  // of the channel that the thread tabulates, one over it
     if (const int64_t c = first + own; own < channels && c < C) {
       deviation = 1.f / sqrtf(p.statistics[C + c] + p.eps);
-      table[0][own] = p.statistics[c];
-      table[1][own] = parameter(p.weight, p.param_dtype, c, 1.f) * deviation;
-      table[2][own] = parameter(p.bias, p.param_dtype, c, 0.f);
+      shared.number(0, own) = p.statistics[c];
+      shared.number(1, own) = parameter(p.weight, p.param_dtype, c, 1.f) * deviation;
+      shared.number(2, own) = parameter(p.bias, p.param_dtype, c, 0.f);
     }
     __syncthreads();
     const auto copy = [&](int slot, int step, int pixel) {
@@ -222,25 +205,30 @@ __global__ void __launch_bounds__(kNormThreads, 1)
       copy_word(&shared.third(slot, step), word_at<T, kN>(p.given, plan, pixel, channel));
     };
     float mean[kN], scale[kN], shift[kN], of_grad[kN] = {}, of_both[kN] = {};
-    read_row<kN>(table[0], thread, mean), read_row<kN>(table[1], thread, scale), read_row<kN>(table[2], thread, shift);
+    shared.read(0, thread, mean), shared.read(1, thread, scale), shared.read(2, thread, shift);
     // The ring keeps g, which ReLU's gradient is without rounding: the second pass needs no more of it.
     constexpr bool kKept = kKind == Kind::kRelu;
-    pass<false>(
+    pass<false, kBatch>(
         as_conv, plan, thread, part, shared, taken, [&](bool) { return given; }, copy, copy_given,
-        [&](bool held, int slot, int third, int step, int) {
-          Item grad = shared.word(slot, step, 0), z = {};
-          const Item x = shared.word(slot, step, 1);
-          if (given) z = shared.third(third, step);
+        [&](const NormBatch& batch, const int (&at)[kBatch]) {
+          Word<T, kN> grad[kBatch], x[kBatch];
+          shared.load(batch.slot, 0, grad), shared.load(batch.slot, 1, x);
 #pragma unroll
-          for (int e = 0; e < kN; ++e) {
-            const float at = to_float(x.channel[e]);
-            const float g = through<T, kKind>(p, to_float(grad.channel[e]), to_float(z.channel[e]), at, mean[e],
-                                              scale[e], shift[e]);
-            of_grad[e] += g;
-            of_both[e] += g * (at - mean[e]);
-            if (kKept) grad.channel[e] = from_float<T>(g);
+          for (int step = 0; step < kBatch; ++step) {
+            if (at[step] < 0) continue;
+            Word<T, kN> z = {};
+            if (given) z = shared.third(batch.third, step);
+#pragma unroll
+            for (int e = 0; e < kN; ++e) {
+              const float v = to_float(x[step].channel[e]);
+              const float g = through<T, kKind>(p, to_float(grad[step].channel[e]), to_float(z.channel[e]), v, mean[e],
+                                                scale[e], shift[e]);
+              of_grad[e] += g;
+              of_both[e] += g * (v - mean[e]);
+              if (kKept) grad[step].channel[e] = from_float<T>(g);
+            }
+            if (kKept && batch.held) shared.word(batch.slot, step, 0) = grad[step];
           }
-          if (kKept && held) shared.word(slot, step, 0) = grad;
         });
     double sums[2];
     add_threads<kN>(
@@ -264,34 +252,40 @@ __global__ void __launch_bounds__(kNormThreads, 1)
         },
         sums);
     if (const int64_t c = first + own; own < channels && c < C && used) {
-      const float pixels = fmaxf(p.statistics[2 * C], 1.f), a = table[1][own];
+      const float pixels = fmaxf(p.statistics[2 * C], 1.f), a = shared.number(1, own);
       if (blockIdx.x == 0) {
         p.grad_params[c] = static_cast<float>(sums[1]) * deviation;
         p.grad_params[C + c] = static_cast<float>(sums[0]);
       }
-      table[3][own] = -a * deviation * deviation * static_cast<float>(sums[1] / pixels);
-      table[4][own] = -a * static_cast<float>(sums[0] / pixels);
+      shared.number(3, own) = -a * deviation * deviation * static_cast<float>(sums[1] / pixels);
+      shared.number(4, own) = -a * static_cast<float>(sums[0] / pixels);
     }
     __syncthreads();
     float b[kN], last[kN];
-    read_row<kN>(table[3], thread, b), read_row<kN>(table[4], thread, last);
-    pass<true>(
+    shared.read(3, thread, b), shared.read(4, thread, last);
+    pass<true, kBatch>(
         as_conv, plan, thread, part, shared, taken, [&](bool held) { return given && !(kKept && held); }, copy,
         copy_given,
-        [&](bool held, int slot, int third, int step, int pixel) {
-          Item grad = shared.word(slot, step, 0), x = shared.word(slot, step, 1), z = {};
-          const bool kept = kKept && held;
-          if (given && !kept) z = shared.third(third, step);
+        [&](const NormBatch& batch, const int (&at)[kBatch]) {
+          Word<T, kN> grad[kBatch], x[kBatch];
+          const bool kept = kKept && batch.held;
+          shared.load(batch.slot, 0, grad), shared.load(batch.slot, 1, x);
 #pragma unroll
-          for (int e = 0; e < kN; ++e) {
-            const float at = to_float(x.channel[e]);
-            float g = to_float(grad.channel[e]);
-            if (!kept) g = through<T, kKind>(p, g, to_float(z.channel[e]), at, mean[e], scale[e], shift[e]);
-            grad.channel[e] = from_float<T>(g);
-            x.channel[e] = from_float<T>(g * scale[e] + ((at - mean[e]) * b[e] + last[e]));
+          for (int step = 0; step < kBatch; ++step) {
+            if (at[step] < 0) continue;
+            Word<T, kN> z = {};
+            if (given && !kept) z = shared.third(batch.third, step);
+#pragma unroll
+            for (int e = 0; e < kN; ++e) {
+              const float v = to_float(x[step].channel[e]);
+              float g = to_float(grad[step].channel[e]);
+              if (!kept) g = through<T, kKind>(p, g, to_float(z.channel[e]), v, mean[e], scale[e], shift[e]);
+              grad[step].channel[e] = from_float<T>(g);
+              x[step].channel[e] = from_float<T>(g * scale[e] + ((v - mean[e]) * b[e] + last[e]));
+            }
+            *word_at<T, kN>(p.y, plan, at[step], channel) = x[step];
+            if (p.grad_residual.data) *word_at<T, kN>(p.grad_residual, plan, at[step], channel) = grad[step];
           }
-          *word_at<T, kN>(p.y, plan, pixel, channel) = x;
-          if (p.grad_residual.data) *word_at<T, kN>(p.grad_residual, plan, pixel, channel) = grad;
         });
     cp_async_wait<0>();
     __syncthreads();

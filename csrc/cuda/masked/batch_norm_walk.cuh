@@ -14,10 +14,11 @@ namespace {
 
 constexpr int kNormThreads = 512;  // half as many where shared memory is small
 constexpr int kMostWords = 8;      // of a pixel, that a CTA takes: 128 bytes
-constexpr int kNormBatch = 2;      // steps whose words are copied together
-constexpr int kMostAhead = 2;      // batches under way while one is used
-constexpr int kLeastSteps = 2;     // of a part
-constexpr int kMostNormSums = 3;   // numbers a channel that are added up together
+// Steps whose words are copied together.
+constexpr int norm_batch(int tensors) { return tensors == 1 ? 4 : 2; }
+constexpr int kMostAhead = 2;     // batches under way while one is used
+constexpr int kLeastSteps = 2;    // of a part
+constexpr int kMostNormSums = 3;  // numbers a channel that are added up together
 
 struct NormPlan {
   portable::PixelList list;
@@ -53,7 +54,8 @@ struct NormPart {
   int count, parts, batches;
   int64_t begin, end;
 
-  __device__ __forceinline__ NormPart(const Conv2dParams& as_conv, const NormPlan& plan, const NormThread& thread) {
+  __device__ __forceinline__ NormPart(const Conv2dParams& as_conv, const NormPlan& plan, const NormThread& thread,
+                                      int batch_steps) {
     count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
     const int64_t entries = plan.list.tiles(count, 1);
     const int step = thread.warps * thread.pixels;
@@ -65,37 +67,54 @@ struct NormPart {
     parts = static_cast<int>(max(min(share(entries, kLeastSteps * step), int64_t{plan.parts}), int64_t{1}));
     const int64_t each = share(entries, parts);
     begin = min(each * blockIdx.x, entries), end = min(begin + each, entries);
-    batches = static_cast<int>(share(end - begin, kNormBatch * step));
+    batches = static_cast<int>(share(end - begin, batch_steps * step));
   }
 };
 
-// Shared memory: room for sums; the ring, kTensors words of each thread and step of a batch, and the pixels that they
-// are of; batches of a third tensor. A thread reads what it has copied itself, pixels apart.
+// Shared memory: room for sums; a table of numbers by channel; the ring, kTensors words of each thread and step of a
+// batch, and the pixels that they are of; batches of a third tensor. A thread reads what it has copied itself, pixels
+// apart.
 template <class T, int kN, int kTensors>
 struct NormMemory {
   using Item = Word<T, kN>;
+  static constexpr int kBatch = norm_batch(kTensors);
+  static constexpr int kChannels = kMostWords * kN, kRows = 5;  // of the table
   double* sums;
+  float *table, *warp_pixels;
   Item *ring, *thirds;
   int32_t* pixels;
 
-  __device__ __forceinline__ NormMemory(unsigned char* memory, const NormPlan& plan, bool third) {
+  __device__ __forceinline__ NormMemory(char* memory, const NormPlan& plan, bool third) {
     const int threads = static_cast<int>(blockDim.x);
     sums = reinterpret_cast<double*>(memory);
-    ring = reinterpret_cast<Item*>(memory + sum_bytes(threads, plan.log2_words));
-    thirds = ring + static_cast<int>(plan.ring.divisor) * kNormBatch * kTensors * threads;
+    table = reinterpret_cast<float*>(memory + sum_bytes(threads, plan.log2_words));
+    warp_pixels = table + kRows * kChannels;
+    ring = reinterpret_cast<Item*>(warp_pixels + kNormThreads / 32);
+    thirds = ring + static_cast<int>(plan.ring.divisor) * kBatch * kTensors * threads;
     pixels =
-        reinterpret_cast<int32_t*>(thirds + (third ? static_cast<int>(plan.thirds.divisor) : 0) * kNormBatch * threads);
+        reinterpret_cast<int32_t*>(thirds + (third ? static_cast<int>(plan.thirds.divisor) : 0) * kBatch * threads);
   }
   __device__ __forceinline__ Item& word(int slot, int step, int tensor) const {
-    return ring[((slot * kNormBatch + step) * kTensors + tensor) * static_cast<int>(blockDim.x) +
+    return ring[((slot * kBatch + step) * kTensors + tensor) * static_cast<int>(blockDim.x) +
                 static_cast<int>(threadIdx.x)];
   }
   __device__ __forceinline__ Item& third(int slot, int step) const {
-    return thirds[(slot * kNormBatch + step) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)];
+    return thirds[(slot * kBatch + step) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)];
+  }
+  // A thread's words of a batch, together: whatever is there for steps of no pixel.
+  __device__ __forceinline__ void load(int slot, int tensor, Item (&to)[kBatch]) const {
+#pragma unroll
+    for (int step = 0; step < kBatch; ++step) to[step] = word(slot, step, tensor);
+  }
+  __device__ __forceinline__ float& number(int row, int channel) const { return table[row * kChannels + channel]; }
+  // A row of the table: those of the thread's word.
+  __device__ __forceinline__ void read(int row, const NormThread& thread, float (&to)[kN]) const {
+#pragma unroll
+    for (int e = 0; e < kN; ++e) to[e] = number(row, thread.word * kN + e);
   }
   // The pixels of the warp's steps of a batch; -1: none.
   __device__ __forceinline__ int32_t* row(const NormThread& thread, int slot) const {
-    return pixels + (slot * thread.warps + thread.warp) * kNormBatch * thread.pixels;
+    return pixels + (slot * thread.warps + thread.warp) * kBatch * thread.pixels;
   }
 
   __host__ __device__ static int64_t sum_bytes(int threads, int log2_words) {
@@ -103,8 +122,8 @@ struct NormMemory {
   }
   static int64_t bytes(int threads, int log2_words, int64_t batches, int64_t third_batches) {
     const int64_t word = sizeof(Item), pixels = (threads >> log2_words) * 4;
-    return sum_bytes(threads, log2_words) +
-           kNormBatch * (batches * (threads * kTensors * word + pixels) + third_batches * threads * word);
+    return sum_bytes(threads, log2_words) + (kRows * kChannels + kNormThreads / 32) * 4 +
+           kBatch * (batches * (threads * kTensors * word + pixels) + third_batches * threads * word);
   }
 };
 
@@ -132,127 +151,118 @@ __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const NormP
                                         (kN > 1 ? int64_t{channel} : channel * t.stride[1]));
 }
 
-__device__ __forceinline__ void find_pixels(const Conv2dParams& as_conv, const NormPlan& plan, const NormThread& thread,
-                                            const NormPart& part, int batch, int32_t* row) {
-  __syncwarp();  // all have read what the row held
-  for (int i = thread.lane; i < kNormBatch * thread.pixels; i += 32) {
-    const int step = batch * kNormBatch + (i >> (5 - plan.log2_words)), pixel = i & (thread.pixels - 1);
-    const int64_t entry = part.begin + (int64_t{step} * thread.warps + thread.warp) * thread.pixels + pixel;
-    int32_t found = -1;
-    if (entry < part.end) {
-      const portable::Pixel at = portable::locate_pixel(as_conv, plan.list, entry, part.count);
-      const TensorView& x = as_conv.y;
-      if (at.n >= 0) found = static_cast<int32_t>((at.n * x.size[2] + at.row) * x.size[3] + at.column);
-    }
-    row[i] = found;
+// An entry of the list: what stands there of its block, which may be anything, and its pixel in that. Read long before
+// it is used.
+struct NormEntry {
+  BlockIndex block;
+  int row, column;
+};
+__device__ __forceinline__ NormEntry read_entry(const Conv2dParams& as_conv, const NormPlan& plan, const NormPart& part,
+                                                int64_t entry) {
+  NormEntry found = {{-1, 0, 0}, 0, 0};
+  if (entry >= part.end) return found;
+  int64_t slot;
+  if (plan.list.wide) {
+    slot = entry / plan.list.pixels_per_block;
+    const int64_t rest = entry % plan.list.pixels_per_block;
+    found.row = static_cast<int>(rest / plan.list.width), found.column = static_cast<int>(rest % plan.list.width);
+  } else {
+    uint32_t s, rest, row, column;
+    plan.list.block_pixels.divmod(static_cast<uint32_t>(entry), &s, &rest);
+    plan.list.block_width.divmod(rest, &row, &column);
+    slot = s, found.row = static_cast<int>(row), found.column = static_cast<int>(column);
   }
-  __syncwarp();
+  const int32_t* const from = as_conv.active.indices + slot * 3;
+  found.block = {from[0], from[1], from[2]};
+  return found;
 }
+// Its pixel's number in the plane, or -1.
+__device__ __forceinline__ int32_t pixel_of(const Conv2dParams& as_conv, const NormEntry& entry) {
+  const TensorView& x = as_conv.y;
+  const BlockGrid& grid = as_conv.active.grid;
+  if (!is_block(entry.block, static_cast<int>(x.size[0]), grid)) return -1;
+  const int row = entry.row + entry.block.i * grid.size[0], column = entry.column + entry.block.j * grid.size[1];
+  if (row >= x.size[2] || column >= x.size[3]) return -1;
+  return static_cast<int32_t>((entry.block.n * x.size[2] + row) * x.size[3] + column);
+}
+
+// A batch of steps: where it is in the ring and among the third tensor's, and whether the ring holds it after the first
+// pass.
+struct NormBatch {
+  int number, slot, third;
+  bool held;
+};
 
 // One pass over the thread's words, kBack: from the last batch to the first, after one that went forwards. third(held):
 // is a batch's third tensor wanted? copy(slot, step, pixel) and copy_third(slot, step, pixel) start copies;
-// use(held, slot, third slot, step, pixel) takes them.
-template <bool kBack, class Memory, class Third, class Copy, class CopyThird, class Use>
+// use(batch, pixels) takes them; of pixels below 0 nothing has come.
+template <bool kBack, int kBatch, class Memory, class Third, class Copy, class CopyThird, class Use>
 __device__ __forceinline__ void pass(const Conv2dParams& as_conv, const NormPlan& plan, const NormThread& thread,
                                      const NormPart& part, const Memory& memory, bool taken, const Third& third,
                                      const Copy& copy, const CopyThird& copy_third, const Use& use) {
-  struct Batch {
-    int slot, third;
-    bool held;  // in the ring
-  };
-  const auto find = [&](int number, int* batch) -> Batch {
-    *batch = kBack ? part.batches - 1 - number : number;
+  const auto find = [&](int turn) -> NormBatch {
+    const int number = kBack ? part.batches - 1 - turn : turn;
     uint32_t round, slot, third_slot;
-    plan.ring.divmod(static_cast<uint32_t>(*batch), &round, &slot);
-    plan.thirds.divmod(static_cast<uint32_t>(*batch), &round, &third_slot);
-    return {static_cast<int>(slot), static_cast<int>(third_slot),
-            *batch + static_cast<int>(plan.ring.divisor) >= part.batches};
+    plan.ring.divmod(static_cast<uint32_t>(number), &round, &slot);
+    plan.thirds.divmod(static_cast<uint32_t>(number), &round, &third_slot);
+    return {number, static_cast<int>(slot), static_cast<int>(third_slot),
+            number + static_cast<int>(plan.ring.divisor) >= part.batches};
   };
-  const auto start = [&](int number) {
-    if (number < part.batches) {
-      int batch;
-      const Batch at = find(number, &batch);
-      int32_t* const row = memory.row(thread, at.slot);
-      const bool again = !kBack || !at.held, more = third(at.held);
-      if (again) find_pixels(as_conv, plan, thread, part, batch, row);
-      if (again || more)
+  const auto entry = [&](const NormBatch& batch, int i) {
+    const int step = batch.number * kBatch + (i >> (5 - plan.log2_words)), pixel = i & (thread.pixels - 1);
+    return read_entry(as_conv, plan, part,
+                      part.begin + (int64_t{step} * thread.warps + thread.warp) * thread.pixels + pixel);
+  };
+  const auto pixels_of = [&](const NormBatch& batch, int (&pixels)[kBatch]) {
+    const int32_t* const row = memory.row(thread, batch.slot);
 #pragma unroll
-        for (int step = 0; step < kNormBatch; ++step) {
-          const int pixel = row[step * thread.pixels + thread.pixel];
-          if (pixel < 0 || !taken) continue;
-          if (again) copy(at.slot, step, pixel);
-          if (more) copy_third(at.third, step, pixel);
+    for (int step = 0; step < kBatch; ++step) pixels[step] = taken ? row[step * thread.pixels + thread.pixel] : -1;
+  };
+  const int entries = kBatch * thread.pixels;  // of the warp's batch
+  NormEntry next = {{-1, 0, 0}, 0, 0};         // the lane's first of the batch that starts next
+  const auto look_ahead = [&](int turn) {
+    if (turn >= part.batches || thread.lane >= entries) return;
+    const NormBatch batch = find(turn);
+    if (!kBack || !batch.held) next = entry(batch, thread.lane);
+  };
+  const auto start = [&](int turn) {
+    if (turn < part.batches) {
+      const NormBatch batch = find(turn);
+      const bool again = !kBack || !batch.held, more = third(batch.held);
+      if (again) {
+        int32_t* const row = memory.row(thread, batch.slot);
+        __syncwarp();  // all have read what the row held
+        if (thread.lane < entries) row[thread.lane] = pixel_of(as_conv, next);
+        for (int i = thread.lane + 32; i < entries; i += 32) row[i] = pixel_of(as_conv, entry(batch, i));
+        __syncwarp();
+      }
+      if (again || more) {
+        int pixels[kBatch];
+        pixels_of(batch, pixels);
+#pragma unroll
+        for (int step = 0; step < kBatch; ++step) {
+          if (pixels[step] < 0) continue;
+          if (again) copy(batch.slot, step, pixels[step]);
+          if (more) copy_third(batch.third, step, pixels[step]);
         }
+      }
     }
     cp_async_commit();
+    look_ahead(turn + 1);
   };
-  for (int number = 0; number < plan.ahead; ++number) start(number);
-  for (int number = 0; number < part.batches; ++number) {
-    start(number + plan.ahead);
+  look_ahead(0);
+  for (int turn = 0; turn < plan.ahead; ++turn) start(turn);
+  for (int turn = 0; turn < part.batches; ++turn) {
+    start(turn + plan.ahead);
     if (plan.ahead == kMostAhead)
       cp_async_wait<kMostAhead>();
     else
       cp_async_wait<1>();
-    int batch;
-    const Batch at = find(number, &batch);
-    const int32_t* const row = memory.row(thread, at.slot);
-#pragma unroll
-    for (int step = 0; step < kNormBatch; ++step) {
-      const int pixel = row[step * thread.pixels + thread.pixel];
-      if (pixel >= 0 && taken) use(at.held, at.slot, at.third, step, pixel);
-    }
+    const NormBatch batch = find(turn);
+    int pixels[kBatch];
+    pixels_of(batch, pixels);
+    use(batch, pixels);
   }
-}
-
-// Adds up what the warps left in shared memory, by channel: the threads below `channels` get the sums of theirs.
-template <int kNumbers>
-__device__ __forceinline__ void add_warps(const NormThread& thread, int channels, const double* shared,
-                                          double (&sums)[kNumbers]) {
-  __syncthreads();
-  const int channel = static_cast<int>(threadIdx.x);
-  if (channel >= channels) return;
-#pragma unroll
-  for (int k = 0; k < kNumbers; ++k) {
-    sums[k] = 0;
-#pragma unroll 8
-    for (int warp = 0; warp < thread.warps; ++warp) sums[k] += shared[(warp * kNumbers + k) * channels + channel];
-  }
-}
-
-// Sums over the CTA's threads, in a fixed order: number(e, k) is a thread's number k of channel e of its word.
-template <int kN, int kNumbers, class Number>
-__device__ __forceinline__ void add_threads(const NormThread& thread, int channels, double* shared,
-                                            const Number& number, double (&sums)[kNumbers]) {
-#pragma unroll
-  for (int e = 0; e < kN; ++e)
-#pragma unroll
-    for (int k = 0; k < kNumbers; ++k) {
-      double own = number(e, k);
-      for (int apart = 32 / thread.pixels; apart < 32; apart *= 2) own += __shfl_xor_sync(0xffffffffu, own, apart);
-      if (thread.pixel == 0) shared[(thread.warp * kNumbers + k) * channels + thread.word * kN + e] = own;
-    }
-  add_warps(thread, channels, shared, sums);
-}
-
-// Sums over what the parts left in device memory: add(part, channel, to) adds what one has of a channel.
-template <int kNumbers, class Add>
-__device__ __forceinline__ void add_parts(const NormThread& thread, int channels, int parts, double* shared,
-                                          const Add& add, double (&sums)[kNumbers]) {
-  for (int channel = thread.lane; channel < channels; channel += 32) {
-    double own[kNumbers] = {};
-#pragma unroll 4
-    for (int part = thread.warp; part < parts; part += thread.warps) add(part, channel, own);
-#pragma unroll
-    for (int k = 0; k < kNumbers; ++k) shared[(thread.warp * kNumbers + k) * channels + channel] = own[k];
-  }
-  add_warps(thread, channels, shared, sums);
-}
-
-// A row of numbers by channel: those of the thread's word.
-template <int kN>
-__device__ __forceinline__ void read_row(const float* row, const NormThread& thread, float (&to)[kN]) {
-#pragma unroll
-  for (int e = 0; e < kN; ++e) to[e] = row[thread.word * kN + e];
 }
 
 struct NormLaunch {
@@ -271,7 +281,6 @@ Status plan_norm(const char* op, const TensorView& x, const ActiveView& active, 
               static_cast<long long>(pixels));
   int& most = launch->most_bytes;
   SBNET_CUDA_TRY(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
-  most -= 2048;  // of variables
   launch->as_conv = {};
   launch->as_conv.y = x, launch->as_conv.active = active;
   NormPlan& plan = launch->plan;
@@ -297,7 +306,8 @@ Status plan_norm(const char* op, const TensorView& x, const ActiveView& active, 
     return NormMemory<T, kN, kTensors>::bytes(launch->threads, plan.log2_words, batches, third ? plan.ahead + 1 : 0);
   };
   for (plan.ahead = kMostAhead; plan.ahead > 1 && bytes(plan.ahead + 1) > most;) --plan.ahead;
-  const int64_t needed = ((entries + plan.parts - 1) / plan.parts + step * kNormBatch - 1) / (step * kNormBatch);
+  const int64_t batch = step * norm_batch(kTensors), each = (entries + plan.parts - 1) / plan.parts;
+  const int64_t needed = (each + batch - 1) / batch;
   int64_t batches = plan.ahead + 1;
   while (batches < needed && bytes(batches + 1) <= most) ++batches;
   plan.ring = FastDiv(batches), plan.thirds = FastDiv(plan.ahead + 1);
