@@ -247,46 +247,36 @@ __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* s
 
     const int64_t out = offset(a.y);
 #pragma unroll 1
-    for (int first = 0; first < C::kWords && tid + 128 * first < words; first += 2) {
-      float v[2][8];
+    for (int m = 0; m < C::kWords && tid + 128 * m < words; ++m) {  // a word's code: instructions would come slowly
+      const int channel = channel_of(m);
+      const float4* biases = reinterpret_cast<const float4*>(bias + channel - job.slab * C::kChannels);
+      const float4 b0 = biases[0], b1 = biases[1];
+      float v[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+      const uint8_t* base = shared + sums_at + (tid & 1) * 8;
       auto gather = [&](auto known) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          if (tid + 128 * (first + m) >= words) break;
-          const float4* b = reinterpret_cast<const float4*>(bias + channel_of(first + m) - job.slab * C::kChannels);
-          const float4 b0 = b[0], b1 = b[1];
-          v[m][0] = b0.x, v[m][1] = b0.y, v[m][2] = b0.z, v[m][3] = b0.w;
-          v[m][4] = b1.x, v[m][5] = b1.y, v[m][6] = b1.z, v[m][7] = b1.w;
-          const uint8_t* base = shared + sums_at + (tid & 1) * 8;
+        for (int s = 0; s < decltype(known)::value; ++s)
 #pragma unroll
-          for (int s = 0; s < decltype(known)::value; ++s)
-#pragma unroll
-            for (int q = 0; q < 4; ++q) {
-              const int there = s * share + sums_of(row_of(first + m), pixel, q);
-              const float2 sum = *reinterpret_cast<const float2*>(base + there);
-              v[m][2 * q] += sum.x, v[m][2 * q + 1] += sum.y;
-            }
-        }
+          for (int q = 0; q < 4; ++q) {
+            const float2 sum = *reinterpret_cast<const float2*>(base + s * share + sums_of(row_of(m), pixel, q));
+            v[2 * q] += sum.x, v[2 * q + 1] += sum.y;
+          }
       };
       if (a.log_split == 0) gather(std::integral_constant<int, 1>());
       if (a.log_split == 1) gather(std::integral_constant<int, 2>());
       if (a.log_split == 2) gather(std::integral_constant<int, 4>());
       if (a.log_split == 3) gather(std::integral_constant<int, 8>());
-      for_epilogue(a, [&](auto simple, auto residual) {
+      if (out >= 0 && channel < a.K) {
+        for_epilogue(a, [&](auto simple, auto residual) {
+          finish_sums<T>(a, simple, residual, v, low, packed[0], Slopes<T>{a, channel});
+        });
+        store_words(static_cast<T*>(a.y.data) + out + channel,
+                    make_uint4(packed[0][0], packed[0][1], packed[0][2], packed[0][3]));
+      }
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-          if (taken(first + m))
-            finish_sums<T>(a, simple, residual, v[m], low, packed[m], Slopes<T>{a, channel_of(first + m)});
-      });
+      for (int n = 1; n < C::kWords; ++n)
 #pragma unroll
-      for (int m = 0; m < 2; ++m)
-        if (out >= 0 && taken(first + m))
-          store_words(static_cast<T*>(a.y.data) + out + channel_of(first + m),
-                      make_uint4(packed[m][0], packed[m][1], packed[m][2], packed[m][3]));
-#pragma unroll
-      for (int m = 2; m < C::kWords; ++m)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) packed[m - 2][e] = packed[m][e];
+        for (int e = 0; e < 4; ++e) packed[n - 1][e] = packed[n][e];
     }
     if (more) {  // who writes here may do so again
       bar_sync(1 + wg, 128);
