@@ -212,7 +212,7 @@ def some_taps(rng: random.Random) -> dict:
 
 
 def some_few_tiles(rng: random.Random) -> dict:
-    """1x1 and 3x3, reductions of one chunk to a few dozen, tiles of 32 and 64 channels, the last one's not all there."""
+    """1x1 and 3x3, reductions of one chunk to a few dozen, tiles of 32 and 64 channels, some not all there."""
     kernel = rng.choice([1, 3, 3])
     return {
         "channels": rng.choice([64, 96, 128, 256] if kernel == 3 else [64, 72, 160, 512, 1024]),

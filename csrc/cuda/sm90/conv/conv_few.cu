@@ -52,7 +52,7 @@ struct Maps {
 struct Args : CommonArgs {
   int chunks, log_split, log_buffers, groups;  // groups: of tiles, computed at once
   int patches;                                 // that a tile has at most in a CTA
-  int units, side;                             // cells of a tile, pixels
+  int log_units, side;                         // cells of a tile, pixels
   int patches_at, sums_at, bias_at, barriers_at;
   FastDiv slabs, units_per_block, units_per_row;
 };
@@ -70,19 +70,28 @@ struct Job {
   }
 };
 
-// The cells of the list.
+// How many tiles the list makes, and the cells of a warp's next ones: a lane looks up cell `unit` of each.
 struct Cells {
   const Args& a;
   int units, tiles;
+  int4 found = {};
   __device__ __forceinline__ explicit Cells(const Args& args) : a(args) {
     units = min(max(load_int(a.count), 0), a.capacity) * static_cast<int>(a.units_per_block.divisor);
-    tiles = a.units == 1 ? units : (units + 3) >> 2;
+    tiles = (units + (1 << a.log_units) - 1) >> a.log_units;
   }
-  __device__ __forceinline__ int4 find(int unit) const {  // n < 0: nothing there
+  // Lane l: cell `unit` of the l-th of the tiles `tile`, tile + step, ...; without one all cells of fewer tiles.
+  __device__ __forceinline__ void look_up(int tile, int step, int unit = -1) {
+    const int lane = threadIdx.x & 31;
+    const int ahead = unit < 0 ? lane >> a.log_units : lane, own = unit < 0 ? lane & ((1 << a.log_units) - 1) : unit;
+    const int at = ((tile + ahead * step) << a.log_units) + own;
     uint32_t row, sub, y, x;
-    a.units_per_block.divmod(unit, &row, &sub);
+    a.units_per_block.divmod(at, &row, &sub);
     a.units_per_row.divmod(sub, &y, &x);
-    return unit_of_block(a, load_row(a, row), unit < units, y * a.side, x * a.side);
+    found = unit_of_block(a, load_row(a, row), at < units, y * a.side, x * a.side);
+  }
+  __device__ __forceinline__ int4 of(int lane) const {  // n < 0: nothing there
+    return make_int4(__shfl_sync(0xffffffff, found.x, lane), __shfl_sync(0xffffffff, found.y, lane),
+                     __shfl_sync(0xffffffff, found.z, lane), 0);
   }
 };
 
@@ -101,17 +110,20 @@ __device__ __forceinline__ void load_weights(const Args& a, const CUtensorMap* m
 }
 
 template <class C>
-__device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_t smem, const Job<C>& job,
-                                        const Cells& cells, bool ahead) {
-  const int lane = threadIdx.x & 31, patch = lane / a.units, unit = lane & (a.units - 1);
+__device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_t smem, const Job<C>& job, Cells& cells,
+                                        bool ahead) {
+  const int lane = threadIdx.x & 31, patch = lane >> a.log_units, unit = lane & ((1 << a.log_units) - 1);
   const uint32_t barriers = smem + a.barriers_at;
   const bool mine = patch < job.patches;
   const int index = job.first_patch + patch, slice = C::kViews ? index >> 2 : index, view = C::kViews ? index & 3 : 0;
   const int above = C::kViews ? view < 2 : C::kTaps == 9, left = C::kViews ? view % 2 == 0 : C::kTaps == 9;
   if (job.group < cells.tiles && !ahead) load_weights(a, &maps.w, smem, job);
-  int4 at = cells.find(job.group * a.units + unit);
+  const int batch = 32 >> a.log_units;  // tiles that the lanes look up
+  cells.look_up(job.group, a.groups);
   grid_dependency_wait();
   for (int i = job.group, k = 0; i < cells.tiles; i += a.groups, ++k) {
+    if (k > 0 && (k & (batch - 1)) == 0) cells.look_up(i, a.groups);
+    const int4 at = cells.of(((k & (batch - 1)) << a.log_units) + unit);
     const int buffer = k & ((1 << a.log_buffers) - 1), round = k >> a.log_buffers;
     const int stage = buffer * a.patches + patch;
     if (round > 0) mbar_wait(barriers + kPatchEmpty + 8 * buffer, (round - 1) & 1);
@@ -120,7 +132,6 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
     if (mine)
       tma_load(smem + a.patches_at + stage * C::kPatchPitch + unit * 2048, &maps.x[view],
                barriers + kPatchFull + 8 * stage, slice * 64, at.z - left, at.y - above, at.x);
-    at = cells.find((i + a.groups) * a.units + unit);
   }
   if (ahead && job.group >= cells.tiles)  // never exit with loads in flight
     for (int c = 0; c < job.end - job.first; c += kBatch) mbar_wait(barriers + kWeightFull + 8 * (c / kBatch), 0);
@@ -142,7 +153,7 @@ __device__ __forceinline__ int sums_of(int row, int pixel, int q) { return row *
 // Warps 0-7. D[64 pixels, channels] = X[64 pixels, c] * W[channels, c]^T over this part's chunks.
 template <class C>
 __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* shared, const Job<C>& job,
-                                        const Cells& cells) {
+                                        Cells& cells) {
   using T = typename C::T;
   const int tid = threadIdx.x & 127, lane = tid & 31, warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0);
   const int wg = warp >> 2, w4 = warp & 3, parts = 1 << a.log_split;
@@ -160,7 +171,7 @@ __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* s
   const int words = C::kChannels / 8 << log_pixels, own = tid >> 1 & ((1 << log_pixels) - 1);
   const int pixel = own + (job.part << log_pixels), inside = pixel & (a.side * a.side - 1),
             log_side = a.side == 8 ? 3 : 2;
-  const int unit = a.units == 1 ? 0 : pixel >> 4, dy = inside >> log_side, dx = inside & (a.side - 1);
+  const int unit = a.log_units ? pixel >> 4 : 0, dy = inside >> log_side, dx = inside & (a.side - 1);
   auto row_of = [&](int m) { return (((tid + 128 * m) >> 1 >> log_pixels) << log_pixels) + own; };
   auto channel_of = [&](int m) {
     return job.slab * C::kChannels + ((tid + 128 * m) >> 1 >> log_pixels) * 16 + (tid & 1) * 8;
@@ -180,11 +191,12 @@ __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* s
   const uint32_t weights = wgmma_operand(smem), patches = wgmma_operand(smem + a.patches_at);
   const int q0 = job.first % C::kTaps, chunks = job.end - job.first;
   const uint32_t low = pack<T>(a.low, a.low);
-  int4 next = cells.find(i * a.units + unit);
+  cells.look_up(i, a.groups * kWarpgroups, unit);  // of all pixels of a warp
   grid_dependency_wait();
 
   for (int use = 0; i < cells.tiles; ++use) {
-    const int4 at = next;
+    if (use > 0 && use % 32 == 0) cells.look_up(i, a.groups * kWarpgroups, unit);
+    const int4 at = cells.of(use % 32);
     auto offset = [&](const Plane& p) {  // negative: nowhere
       const int y = at.y + dy, x = at.z + dx;
       return at.x >= 0 && y < a.H && x < a.W ? at.x * p.n + y * p.y + x * p.x : int64_t{-1};
@@ -201,7 +213,6 @@ __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* s
     const int k = wg + use * kWarpgroups, buffer = k & ((1 << a.log_buffers) - 1), phase = k >> a.log_buffers & 1;
     i += a.groups * kWarpgroups;
     const bool more = i < cells.tiles;
-    if (more) next = cells.find(i * a.units + unit);
 
     float acc[C::kChannels / 2];
     uint32_t ready = barriers + kPatchFull + 8 * buffer * a.patches, dw = weights;
@@ -309,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     fence_mbar_init();
   }
-  const Cells cells(a);
+  Cells cells(a);
   __syncthreads();
   cluster_arrive();
   if (cta.warp < 8) {
@@ -360,12 +371,12 @@ bool cut(const Conv2dParams& p, const DeviceInfo& device, int log_split, int64_t
   return true;
 }
 
-// As many CTAs share a tile as there are for a list a quarter full.
+// As many CTAs share a tile as there are for a list half full.
 template <class C>
 bool choose(const Conv2dParams& p, const DeviceInfo& device, int64_t tiles, Args* a) {
   if (const char* forced = std::getenv("SBNET_FEW_LOG")) return cut<C>(p, device, std::atoi(forced), tiles, a);
   const int64_t slabs = (p.weight.size[0] + C::kChannels - 1) / C::kChannels,
-                jobs = std::max<int64_t>(tiles / 4, 1) * slabs;
+                jobs = std::max<int64_t>(tiles / 2, 1) * slabs;
   int least = -1;
   for (int log = kMostLog; log >= 0; --log) {
     if (!cut<C>(p, device, log, tiles, a)) continue;
@@ -404,7 +415,7 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   Args a = {};
   fill_common(p, &a);
   a.side = C::kTaps == 1 ? conv1x1_cell(p.active.grid) : 8;
-  a.units = 64 / (a.side * a.side);
+  a.log_units = a.side == 8 ? 0 : 2;
   const int per_row = p.active.grid.size[1] / a.side;
   a.units_per_row = FastDiv(per_row), a.units_per_block = FastDiv(p.active.grid.size[0] / a.side * per_row);
   SBNET_CHECK(choose<C>(p, device, tiles, &a), "%s: plan (a bug): expected a layer that fits, got %d input channels",
