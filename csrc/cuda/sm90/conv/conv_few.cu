@@ -366,7 +366,8 @@ bool cut(const Conv2dParams& p, const DeviceInfo& device, int log_split, int64_t
   constexpr int kHalf = kSharedLimit / 2 - 512;
   if (total(2) > (total(1) <= kHalf ? kHalf : kSharedLimit) && total(1) > kSharedLimit) return false;
   if (total(2) > (total(1) <= kHalf ? kHalf : kSharedLimit)) total(1);
-  const int64_t clusters = (log_split ? device.sm_count * 9 / 10 : device.sm_count) >> log_split;
+  // Clusters of four and more leave some multiprocessors out.
+  const int64_t clusters = (log_split < 2 ? device.sm_count : device.sm_count * 10 / 11) >> log_split;
   a->groups = static_cast<int>(std::clamp<int64_t>(clusters / slabs, 1, std::max<int64_t>(tiles, 1)));
   return true;
 }
