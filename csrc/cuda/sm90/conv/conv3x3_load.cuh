@@ -37,13 +37,14 @@ struct TileRecord {
   int guard;  // warpgroups 2 and 3: their staging memory may still hold an earlier tile's incoming sums
 };
 
-template <class T_, Shape kShape_, bool kResident_, int kSteps_, int kStride_ = 1>
+template <class T_, Shape kShape_, bool kResident_, int kSteps_, int kStride_ = 1, int kFewLog_ = 0>
 struct Config {
   using T = T_;
   static constexpr Shape kShape = kShape_;
   static constexpr bool kResident = kResident_;  // all weights (C, K <= 64) stay in shared memory
   static constexpr int kSteps = kSteps_;         // WGMMA steps of 16 channels per slice (fewer if C < 64)
   static constexpr int kStride = kStride_;
+  static constexpr int kFewLog = kFewLog_;  // log2 of the CTAs that share a tile of few (conv3x3_few.cuh); 0: none do
   static constexpr bool kSquare = kShape == Shape::kSquare, kCells = kShape == Shape::kCells;
   static constexpr int kGroup = kResident ? 1 : 2;  // warpgroups per tile
   static constexpr bool kTurns = kGroup == 2;       // two groups take turns
@@ -90,7 +91,7 @@ struct Config {
     return kStride == 1 ? patch * 9 : patch / 4 * 9 + (kFirstTaps >> patch % 4 * 4 & 15);
   }
   static __device__ __forceinline__ int kernel_tap(int q) { return kStride == 1 ? q : kTapOrder >> q * 4 & 15; }
-  static constexpr int kShared = kExchangeDone + 8;
+  static constexpr int kFewBarriers = kExchangeDone + 8, kShared = kFewBarriers + (kFewLog ? 112 : 0);
   static_assert(kShared <= kSharedLimit && kWeightStages >= 3 && (kSquare || kStride == 1));
 };
 
@@ -100,6 +101,7 @@ struct Maps {  // TMA: input patches, weights of a tap, units of output and resi
 
 struct Args : CommonArgs {
   int C, slices, log_cluster;
+  int few_cells, few_groups;  // at most so many cells are few; cells that are computed at once then
   FastDiv ktiles, units_per_block, units_per_row, clusters;
 };
 

@@ -12,8 +12,8 @@
 //   warp 8     weights, input patches
 //   warp 9     zeroes the fringe
 #include <algorithm>
-#include <cstdlib>
 
+#include "core/masked/conv_patches.h"
 #include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv3x3_taps.cuh"
 #include "cuda/sm90/conv/conv_host.cuh"
@@ -36,8 +36,7 @@ struct Config {
   static constexpr bool kViews = kTaps == 9 && kStride_ == 2;     // the patch of a slice is four: conv3x3_taps.cuh
   static constexpr int kSide = kTaps == 1 ? 8 : kViews ? 9 : 10;  // of a patch
   static constexpr int kPatch = kSide * kSide * 128, kPatchPitch = (kPatch + 1023) / 1024 * 1024;
-  static constexpr int kChunk = kChannels * 128, kSums = 64 * kChannels * 4,
-                       kWords = kChannels / 16;  // bytes; of a thread
+  static constexpr int kChunk = kChannels * 128, kSums = 64 * kChannels * 4;  // bytes
 
   SBNET_HOST_DEVICE static int patch_of(int chunk) {
     const int q = chunk % kTaps;
@@ -120,6 +119,7 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
   if (job.group < cells.tiles && !ahead) load_weights(a, &maps.w, smem, job);
   const int batch = 32 >> a.log_units;  // tiles that the lanes look up
   cells.look_up(job.group, a.groups);
+  pin(cells.found.x, cells.found.y, cells.found.z);
   grid_dependency_wait();
   for (int i = job.group, k = 0; i < cells.tiles; i += a.groups, ++k) {
     if (k > 0 && (k & (batch - 1)) == 0) cells.look_up(i, a.groups);
@@ -150,69 +150,73 @@ struct Slopes {
 // thread q of four, channels 2q, 2q + 1, 8 + 2q and 9 + 2q. XORed, so that eight pixels' readers meet no bank twice.
 __device__ __forceinline__ int sums_of(int row, int pixel, int q) { return row * 64 + ((q ^ (pixel >> 1 & 3)) << 4); }
 
-// Warps 0-7. D[64 pixels, channels] = X[64 pixels, c] * W[channels, c]^T over this part's chunks.
-template <class C>
+// Warps 0-7. D[64 pixels, channels] = X[64 pixels, c] * W[channels, c]^T over this part's chunks. What follows the
+// products is a single chain in each warp, so its length is what counts: all that can be is known to the compiler.
+template <class C, int kLog>
 __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* shared, const Job<C>& job,
                                         Cells& cells) {
   using T = typename C::T;
+  constexpr int kParts = 1 << kLog, kLogPixels = 6 - kLog, kPixels = 64 >> kLog;  // pixels that a CTA finishes
+  constexpr int kShare = C::kSums >> kLog;                                        // bytes of their sums
+  constexpr int kWords = C::kChannels / 8 * kPixels, kEach = (kWords + 127) / 128;
   const int tid = threadIdx.x & 127, lane = tid & 31, warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0);
-  const int wg = warp >> 2, w4 = warp & 3, parts = 1 << a.log_split;
-  const int log_pixels = 6 - a.log_split, share = C::kSums >> a.log_split;  // that a CTA finishes; bytes of their sums
+  const int wg = warp >> 2, w4 = warp & 3;
   const uint32_t barriers = smem + a.barriers_at;
   const uint32_t full = barriers + kSumsFull + 8 * wg, free = barriers + kSumsFree + 8 * wg;
   const int sums_at = a.sums_at + wg * C::kSums;
-  float* bias = reinterpret_cast<float*>(shared + a.bias_at) + wg * C::kChannels;
+  float* biases = reinterpret_cast<float*>(shared + a.bias_at) + wg * C::kChannels;
   cluster_wait();  // the barriers of the others are ready; every thread arrived when it started
   int i = job.group + wg * a.groups;
   if (i >= cells.tiles) return;
-  if (tid < C::kChannels) bias[tid] = load_bias<T>(a, job.slab * C::kChannels + tid);
+  if (tid < C::kChannels) biases[tid] = load_bias<T>(a, job.slab * C::kChannels + tid);
 
   // What this thread finishes: words tid, tid + 128, ... of 8 channels, all of one pixel.
-  const int words = C::kChannels / 8 << log_pixels, own = tid >> 1 & ((1 << log_pixels) - 1);
-  const int pixel = own + (job.part << log_pixels), inside = pixel & (a.side * a.side - 1),
-            log_side = a.side == 8 ? 3 : 2;
-  const int unit = a.log_units ? pixel >> 4 : 0, dy = inside >> log_side, dx = inside & (a.side - 1);
-  auto row_of = [&](int m) { return (((tid + 128 * m) >> 1 >> log_pixels) << log_pixels) + own; };
-  auto channel_of = [&](int m) {
-    return job.slab * C::kChannels + ((tid + 128 * m) >> 1 >> log_pixels) * 16 + (tid & 1) * 8;
-  };
-  auto taken = [&](int m) { return tid + 128 * m < words && channel_of(m) < a.K; };
+  const int own = tid >> 1 & (kPixels - 1), pixel = own + job.part * kPixels, log_side = a.side == 8 ? 3 : 2;
+  const int unit = a.log_units ? pixel >> 4 : 0, inside = pixel & (a.side * a.side - 1);
+  const int dy = inside >> log_side, dx = inside & (a.side - 1);
+  const int column = (tid >> 1 >> kLogPixels) * 16 + (tid & 1) * 8, channel = job.slab * C::kChannels + column;
+  auto taken = [&](int m) { return (kWords >= 128 || tid < kWords) && channel + m * (16 << kLog) < a.K; };
+  const float4* bias = reinterpret_cast<const float4*>(biases + column);
+  const uint8_t* sums[4];
+#pragma unroll
+  for (int q = 0; q < 4; ++q)
+    sums[q] = shared + sums_at + sums_of((tid >> 1 >> kLogPixels) * kPixels + own, pixel, q) + (tid & 1) * 8;
 
-  uint32_t to[2], bar[2];  // of this thread's two pixels of the product
-  bool mine[2];
+  uint32_t to[2], bar[2];  // of this thread's two pixels of the product; all of a warp have one owner
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int p = 16 * w4 + 8 * h + (lane >> 2), owner = p >> log_pixels, there = p & ((1 << log_pixels) - 1);
-    mine[h] = owner == job.part;
-    to[h] = smem + sums_at + job.part * share + sums_of(there, p, lane & 3);
+    const int p = 16 * w4 + 8 * h + (lane >> 2), owner = p >> kLogPixels;
+    to[h] = smem + sums_at + job.part * kShare + sums_of(p & (kPixels - 1), p, lane & 3);
     bar[h] = full;
-    if (!mine[h]) to[h] = map_to_rank(to[h], owner), bar[h] = map_to_rank(full, owner);
+    if (owner != job.part) to[h] = map_to_rank(to[h], owner), bar[h] = map_to_rank(full, owner);
   }
   const uint32_t weights = wgmma_operand(smem), patches = wgmma_operand(smem + a.patches_at);
   const int q0 = job.first % C::kTaps, chunks = job.end - job.first;
   const uint32_t low = pack<T>(a.low, a.low);
   cells.look_up(i, a.groups * kWarpgroups, unit);  // of all pixels of a warp
+  pin(cells.found.x, cells.found.y, cells.found.z, to[0], to[1], bar[0], bar[1]);
   grid_dependency_wait();
 
   for (int use = 0; i < cells.tiles; ++use) {
     if (use > 0 && use % 32 == 0) cells.look_up(i, a.groups * kWarpgroups, unit);
     const int4 at = cells.of(use % 32);
-    auto offset = [&](const Plane& p) {  // negative: nowhere
-      const int y = at.y + dy, x = at.z + dx;
-      return at.x >= 0 && y < a.H && x < a.W ? at.x * p.n + y * p.y + x * p.x : int64_t{-1};
-    };
-    const int64_t from = a.residual.data ? offset(a.residual) : -1;
-    uint32_t packed[C::kWords][4];
+    const int y = at.y + dy, x = at.z + dx;
+    const bool there = at.x >= 0 && y < a.H && x < a.W;
+    auto offset = [&](const Plane& p) { return at.x * p.n + y * p.y + x * p.x + channel; };
+    uint32_t packed[kEach][4] = {};
+    if (a.residual.data) {
+      const T* from = static_cast<const T*>(a.residual.data) + offset(a.residual);
 #pragma unroll
-    for (int m = 0; m < C::kWords; ++m) {
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (from >= 0 && taken(m))
-        v = *reinterpret_cast<const uint4*>(static_cast<const T*>(a.residual.data) + from + channel_of(m));
-      packed[m][0] = v.x, packed[m][1] = v.y, packed[m][2] = v.z, packed[m][3] = v.w;
+      for (int m = 0; m < kEach; ++m) {
+        if (!there || !taken(m)) continue;
+        const uint4 v = *reinterpret_cast<const uint4*>(from + m * (16 << kLog));
+        packed[m][0] = v.x, packed[m][1] = v.y, packed[m][2] = v.z, packed[m][3] = v.w;
+      }
     }
     const int k = wg + use * kWarpgroups, buffer = k & ((1 << a.log_buffers) - 1), phase = k >> a.log_buffers & 1;
     i += a.groups * kWarpgroups;
     const bool more = i < cells.tiles;
+    T* out = static_cast<T*>(a.y.data) + offset(a.y);
 
     float acc[C::kChannels / 2];
     uint32_t ready = barriers + kPatchFull + 8 * buffer * a.patches, dw = weights;
@@ -239,59 +243,45 @@ __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* s
     wgmma_wait<0>();
     if (lane == 0) mbar_arrive(barriers + kPatchEmpty + 8 * buffer);
 
-    if (tid == 0) mbar_expect(full, (parts - 1) * share);
-    if (use > 0) mbar_wait(free, (use - 1) & 1);
+    if (kLog > 0 && tid == 0) mbar_expect(full, (kParts - 1) * kShare);
+    if (kLog > 0 && use > 0) mbar_wait(free, (use - 1) & 1);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      auto each = [&](auto put) {
 #pragma unroll
-      for (int j = 0; j < C::kChannels / 16; ++j) {
-        const uint32_t there = to[h] + (j << log_pixels) * 64;
-        const float v[4] = {acc[8 * j + 2 * h], acc[8 * j + 2 * h + 1], acc[8 * j + 4 + 2 * h], acc[8 * j + 5 + 2 * h]};
-        if (mine[h])
-          store_shared(there, v[0], v[1], v[2], v[3]);
-        else
-          store_async(there, bar[h], v[0], v[1], v[2], v[3]);
-      }
+        for (int j = 0; j < C::kChannels / 16; ++j)
+          put(to[h] + j * kPixels * 64, acc[8 * j + 2 * h], acc[8 * j + 2 * h + 1], acc[8 * j + 4 + 2 * h],
+              acc[8 * j + 5 + 2 * h]);
+      };
+      if (kLog == 0 || (16 * w4 + 8 * h) >> kLogPixels == job.part)
+        each([](uint32_t at, float v, float w, float x, float y) { store_shared(at, v, w, x, y); });
+      else
+        each([&](uint32_t at, float v, float w, float x, float y) { store_async(at, bar[h], v, w, x, y); });
     }
-    mbar_wait(full, use & 1);
+    if (kLog > 0) mbar_wait(full, use & 1);
     bar_sync(1 + wg, 128);  // and this CTA's own are there
 
-    const int64_t out = offset(a.y);
-#pragma unroll 1
-    for (int m = 0; m < C::kWords && tid + 128 * m < words; ++m) {  // a word's code: instructions would come slowly
-      const int channel = channel_of(m);
-      const float4* biases = reinterpret_cast<const float4*>(bias + channel - job.slab * C::kChannels);
-      const float4 b0 = biases[0], b1 = biases[1];
-      float v[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
-      const uint8_t* base = shared + sums_at + (tid & 1) * 8;
-      auto gather = [&](auto known) {
+    for_epilogue(a, [&](auto simple, auto residual) {
 #pragma unroll
-        for (int s = 0; s < decltype(known)::value; ++s)
+      for (int m = 0; m < kEach; ++m) {
+        if (!taken(m)) break;
+        const float4 b0 = bias[m * (4 << kLog)], b1 = bias[m * (4 << kLog) + 1];
+        float v[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+#pragma unroll
+        for (int s = 0; s < kParts; ++s)
 #pragma unroll
           for (int q = 0; q < 4; ++q) {
-            const float2 sum = *reinterpret_cast<const float2*>(base + s * share + sums_of(row_of(m), pixel, q));
+            const float2 sum = *reinterpret_cast<const float2*>(sums[q] + s * kShare + m * 64 * 64);
             v[2 * q] += sum.x, v[2 * q + 1] += sum.y;
           }
-      };
-      if (a.log_split == 0) gather(std::integral_constant<int, 1>());
-      if (a.log_split == 1) gather(std::integral_constant<int, 2>());
-      if (a.log_split == 2) gather(std::integral_constant<int, 4>());
-      if (a.log_split == 3) gather(std::integral_constant<int, 8>());
-      if (out >= 0 && channel < a.K) {
-        for_epilogue(a, [&](auto simple, auto residual) {
-          finish_sums<T>(a, simple, residual, v, low, packed[0], Slopes<T>{a, channel});
-        });
-        store_words(static_cast<T*>(a.y.data) + out + channel,
-                    make_uint4(packed[0][0], packed[0][1], packed[0][2], packed[0][3]));
+        finish_sums<T>(a, simple, residual, v, low, packed[m], Slopes<T>{a, channel + m * (16 << kLog)});
+        if (there)
+          store_words(out + m * (16 << kLog), make_uint4(packed[m][0], packed[m][1], packed[m][2], packed[m][3]));
       }
-#pragma unroll
-      for (int n = 1; n < C::kWords; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) packed[n - 1][e] = packed[n][e];
-    }
+    });
     if (more) {  // who writes here may do so again
       bar_sync(1 + wg, 128);
-      if (tid < parts) mbar_arrive_at(free, tid);
+      if (kLog > 0 && tid < kParts) mbar_arrive_at(free, tid);
     }
   }
 }
@@ -324,7 +314,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
   cluster_arrive();
   if (cta.warp < 8) {
-    consume<C>(a, cta.smem, shared, job, cells);
+    auto run = [&](auto log) { consume<C, decltype(log)::value>(a, cta.smem, shared, job, cells); };
+    if (a.log_split == 0) return run(std::integral_constant<int, 0>());
+    if (a.log_split == 1) return run(std::integral_constant<int, 1>());
+    if (a.log_split == 2) return run(std::integral_constant<int, 2>());
+    run(std::integral_constant<int, 3>());
   } else if (cta.warp == 8) {
     produce<C>(a, maps, cta.smem, job, cells, ahead);
   } else {
@@ -335,8 +329,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // ---------------------------------------------------------------- host
 
-// A list of so many chunks of products takes no longer than by tiles of more pixels, even if it is full.
-constexpr int64_t kMostWork = 10000, kMostTiles = 512;
+constexpr int64_t kMostTiles = 128;
+constexpr int kHalf = kSharedLimit / 2 - 512;  // bytes that two CTAs may have on a multiprocessor
 
 int shape_of(const Conv2dParams& p) { return p.weight.size[2] == 1 ? 0 : static_cast<int>(p.stride[0]); }
 int channels_of(const Conv2dParams& p) { return (p.weight.size[0] + 31) / 32 % 2 ? 32 : 64; }
@@ -363,28 +357,30 @@ bool cut(const Conv2dParams& p, const DeviceInfo& device, int log_split, int64_t
     return a->barriers_at + kBarriers;
   };
   // Two buffers where more would keep the next launch off this one's multiprocessors.
-  constexpr int kHalf = kSharedLimit / 2 - 512;
-  if (total(2) > (total(1) <= kHalf ? kHalf : kSharedLimit) && total(1) > kSharedLimit) return false;
-  if (total(2) > (total(1) <= kHalf ? kHalf : kSharedLimit)) total(1);
+  const int room = total(1) <= kHalf ? kHalf : kSharedLimit;
+  if (total(2) > room && total(1) > room) return false;
   // Clusters of four and more leave some multiprocessors out.
   const int64_t clusters = (log_split < 2 ? device.sm_count : device.sm_count * 10 / 11) >> log_split;
   a->groups = static_cast<int>(std::clamp<int64_t>(clusters / slabs, 1, std::max<int64_t>(tiles, 1)));
   return true;
 }
 
-// As many CTAs share a tile as there are for a list half full.
+// The cut that a full list takes least with: each tile of a warpgroup takes as long, whatever its chunks, and without
+// room for the next launch beside this one as much again. False: none fits. pays: is it faster than the other kernels?
+// (Weights and limits are measured: docs/log/conv.md.)
 template <class C>
-bool choose(const Conv2dParams& p, const DeviceInfo& device, int64_t tiles, Args* a) {
-  if (const char* forced = std::getenv("SBNET_FEW_LOG")) return cut<C>(p, device, std::atoi(forced), tiles, a);
-  const int64_t slabs = (p.weight.size[0] + C::kChannels - 1) / C::kChannels,
-                jobs = std::max<int64_t>(tiles / 2, 1) * slabs;
-  int least = -1;
+bool choose(const Conv2dParams& p, const DeviceInfo& device, int64_t tiles, Args* a, bool* pays = nullptr) {
+  double least = 0;
+  int best = -1, rounds = 0;
   for (int log = kMostLog; log >= 0; --log) {
     if (!cut<C>(p, device, log, tiles, a)) continue;
-    least = log;
-    if (jobs << log <= device.sm_count) return true;
+    const int64_t each = (tiles + a->groups - 1) / a->groups;
+    const int turns = static_cast<int>((each + kWarpgroups - 1) / kWarpgroups);
+    const double cost = 0.6 * turns + (a->barriers_at + kBarriers > kHalf ? 0.7 : 0);
+    if (best < 0 || cost < least) least = cost, best = log, rounds = turns;
   }
-  return least >= 0 && cut<C>(p, device, least, tiles, a);
+  if (pays) *pays = a->chunks >= 15 ? rounds <= (C::kViews ? 5 : 3) : least < (a->chunks >= 8 ? 1.25 : 0.65);
+  return best >= 0 && cut<C>(p, device, best, tiles, a);
 }
 
 int64_t tiles_of(const Conv2dParams& p) {
@@ -437,13 +433,15 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 }  // namespace
 
 bool conv_few_takes(const Conv2dParams& p, const DeviceInfo& device) {
-  if (const char* on = std::getenv("SBNET_FEW"); on && *on == '0') return false;
-  const int64_t C = p.x.size[1], taps = p.weight.size[2] * p.weight.size[3];
-  if (taps != (p.weight.size[2] == 3 ? 9 : 1) || p.stride[0] > 2 || C < 64) return false;  // or patches
-  const int64_t tiles = tiles_of(p), chunks = (C + 63) / 64 * taps, slabs = (p.weight.size[0] + 63) / 64;
-  if (tiles > kMostTiles || tiles * slabs * chunks > kMostWork) return false;
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  const bool pointwise = is_pixelwise(p);
+  if (p.stride[0] > 2 || C < 64 || (!pointwise && p.weight.size[2] * p.weight.size[3] != 9)) return false;
+  if (!pointwise && (p.weight.size[2] != 3 || p.padding[0] != 1)) return false;  // patches, which have a stride of 3
+  const int64_t tiles = tiles_of(p);
+  if (tiles == 0 || tiles > kMostTiles || (pointwise && K > C)) return false;
   Args a = {};
-  return with_config(p, [&](auto config) { return choose<decltype(config)>(p, device, tiles, &a); });
+  bool pays = false;
+  return with_config(p, [&](auto config) { return choose<decltype(config)>(p, device, tiles, &a, &pays); }) && pays;
 }
 
 Status conv_few(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
