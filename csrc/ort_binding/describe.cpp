@@ -30,7 +30,7 @@ std::string number(float v) {
   return text;
 }
 
-// Attributes that nobody has given: what has no default is 1, or a list of ones. Keeps what was asked for.
+// Attributes that were not given: what has no default is 1, or a list of ones. Keeps what was asked for.
 class AskedAttributes final : public Attributes {
  public:
   using Attributes::Attributes;

@@ -82,7 +82,7 @@ inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
 // The memory format that an op's result follows. Keep in step with is_channels_last in sbnet/ops/common.py.
 inline bool is_channels_last(const Tensor& t) { return t.stride(1) == 1 && t.stride(3) != 1; }
 
-// A new [N,C,H,W] tensor, not written, in either memory format: no view, which autograd lets nobody write in place.
+// A new [N,C,H,W] tensor, not written, in either memory format: no view: autograd refuses to write to one in place.
 inline Tensor empty4(const Tensor& like, const int64_t (&size)[4], bool channels_last,
                      std::optional<ScalarType> dtype = {}) {
   return torch::stable::empty(

@@ -28,7 +28,7 @@ def told(name: str, param: float) -> bool:
 
 
 def like(x: Tensor, shape: Any) -> Tensor:
-    """Unwritten, in x's memory format: no view, which autograd lets nobody write in place."""
+    """Unwritten, in x's memory format: no view: autograd refuses to write to one in place."""
     form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
 
@@ -265,7 +265,7 @@ class Layer(torch.autograd.Function):
 
 
 def _still(given: tuple[Tensor, int] | None) -> Tensor | None:
-    """What an activation gave, if nobody has written it since."""
+    """What an activation gave, if it was not written since."""
     if given is None:
         return None
     if given[0]._version != given[1]:

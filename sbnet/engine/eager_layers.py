@@ -185,7 +185,7 @@ def add(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
 
 
 class _Sum(torch.autograd.Function):
-    """a + b on the active blocks. The gradient is passed on as it is: whoever made a and b reads it there alone."""
+    """a + b on the active blocks. The gradient is passed on as it is: what made a and b reads it there alone."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, active: ActiveBlocks) -> Tensor:

@@ -1,4 +1,4 @@
-"""What `sbnet.masked` leaves undone until somebody looks: zeros outside of the active blocks, and layers whose sum and
+"""What `sbnet.masked` leaves undone until it is read: zeros outside of the active blocks, and layers whose sum and
 activation are still to come.
 
 A convolution or a batch norm gives an *open* map: memory that is to hold its active blocks, undefined elsewhere. It is

@@ -1,5 +1,5 @@
 """Planes that are active as a whole, of which PyTorch's layers give what `sbnet.masked` would. On a CPU, whose lists
-are known, they serve them; on a GPU nobody looks.
+are known, they serve them; on a GPU they are not looked at.
 """
 
 from __future__ import annotations

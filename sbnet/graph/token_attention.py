@@ -26,7 +26,7 @@ MOST_STEPS = 64  # ops that turn heads
 class Attentions:
     """Rules of attention; `attentions` counts those that were recognised.
 
-    fixed: nobody writes what the network holds, as of an ONNX file.
+    fixed: what the network holds is not written, as of an ONNX file.
     """
 
     attentions: int
@@ -106,7 +106,7 @@ class Attentions:
         return self._attend(b, call, (q, k, v), (rank - 2, rank - 2 if k_turned else rank - 1, rows_of_v), found)
 
     def _hides_nothing(self, mask: Value) -> bool:
-        """Is it a mask that shows all keys, and that nobody writes later?"""
+        """Is it a mask that shows all keys, and is not written later?"""
         if mask.dtype != torch.bool or not mask.constant or not (self.fixed or not is_held(mask)):
             return False
         return bool(evaluated(mask).all())
@@ -263,7 +263,7 @@ def all_constant(values: Sequence[Any]) -> bool:
 
 
 def is_number(value: Any, fixed: bool) -> bool:
-    """A number, or a constant of one that nobody writes; fixed: what modules hold is such."""
+    """A number, or a constant of one that is not written; fixed: what modules hold is such."""
     if not isinstance(value, Value):
         return isinstance(value, (int, float))
     return value.constant and math.prod(value.shape) == 1 and (fixed or not made_of_tensors(value))
@@ -317,7 +317,7 @@ def normalized(value: Value, fixed: bool) -> tuple[Value, float, bool]:
 
 
 def least_of(node: Node | None, fixed: bool) -> float | None:
-    """What a clamp of the lower side alone gives at least, a number that nobody writes."""
+    """What a clamp of the lower side alone gives at least, a number that is not written."""
     if node is None or op_name(node.target) not in ("clamp_min", "clamp") or len(node.args) < 2 or node.kwargs:
         return None
     low, above = node.args[1], node.args[2:]

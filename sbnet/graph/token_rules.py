@@ -395,6 +395,6 @@ class TokenRules(Attentions):
 
 
 def repeats(value: Value) -> bool:
-    """Does a constant that nobody writes hold the same for each image?"""
+    """Does a constant that is not written hold the same for each image?"""
     held = evaluated(value)
     return bool((held == held[:1]).all())

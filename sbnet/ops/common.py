@@ -95,7 +95,7 @@ def require_active(op: str, value: Any) -> None:
 
 
 def require_batch(op: str, x: Tensor, active: ActiveBlocks) -> None:
-    """Images past the list's would be skipped, blocks of images past x's as well: neither is what anybody meant."""
+    """Images past the list's would be skipped, blocks of images past x's as well: neither can be meant."""
     if x.dim() == 4 and x.shape[0] != active.batch:  # another rank is the op's to refuse
         raise ValueError(f"sbnet::{op}: active: expected the images of x, {x.shape[0]}, got {active.batch}")
 

@@ -109,7 +109,7 @@ def test_supervision_calls_active_slices_only():
 
     slicer = ActiveSlicer(callback, masks.Boxes([[15, 15, 45, 35], [240, 140, 280, 170]]), Slices(16, 8, 32, 128))
     found = slicer(image)
-    assert sorted(found.xyxy.tolist()) == [[20, 20, 40, 30], [250, 150, 270, 160]]  # not the third: nobody looked
+    assert sorted(found.xyxy.tolist()) == [[20, 20, 40, 30], [250, 150, 270, 160]]  # not the third: not looked at
     assert len(areas) == len(slicer.last) == 2
     assert sum(areas) < 0.2 * 200 * 300
     x = torch.zeros(1, 3, 200, 300)

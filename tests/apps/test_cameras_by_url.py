@@ -83,7 +83,7 @@ def test_a_camera_that_never_ends_is_left_at_the_limit(tmp_path):
         assert result.exit_code == 0, result.output
         now = sent[0]
         time.sleep(0.2)
-        assert sent[0] <= now + 50  # nobody reads on
+        assert sent[0] <= now + 50  # no more is read
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 12
 
 

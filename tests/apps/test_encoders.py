@@ -1,4 +1,4 @@
-"""Encoders of films, and that nothing is drawn or waited for that nobody asked for."""
+"""Encoders of films, and that nothing is drawn or waited for that was not asked for."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_the_dense_side_keeps_its_weights():
     x = tensor(frames()[0]).cuda()
     run = dense_side(edges().cuda(), x)
     torch.cuda.synchronize()
-    taken = [torch.full((4096,), torch.nan, device="cuda") for _ in range(64)]  # memory that nobody holds any more
+    taken = [torch.full((4096,), torch.nan, device="cuda") for _ in range(64)]  # memory that is not held any more
     with torch.no_grad():
         torch.testing.assert_close(run(x), edges().cuda()(x), rtol=1e-3, atol=1e-3)
     assert taken

@@ -1,4 +1,4 @@
-"""A .pt2 of somebody else's: nothing in it is run, whatever its members hold."""
+"""A .pt2 from elsewhere: nothing in it is run, whatever its members hold."""
 
 import io
 import json

@@ -376,7 +376,7 @@ def test_shapes_that_do_not_fit_are_refused_without_values():
 
 
 def test_meta_tensors_among_others():
-    """The fake implementations would answer, with memory of a real device that nobody wrote."""
+    """The fake implementations would answer, with memory of a real device that was not written."""
     active, x, weight = random_active(GRID, 2, 0.5), zeros(2, 4, 16, 24), zeros(4, 4, 3, 3)
     blocks, aside = zeros(12, 4, 8, 8), pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), active)
     one = "sparse_conv2d: expected tensors on one device, got cpu and meta"

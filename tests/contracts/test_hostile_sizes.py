@@ -1,4 +1,4 @@
-"""Sizes whose products overflow, batches of nothing, blocks larger than anybody needs: an error or an answer, soon."""
+"""Sizes whose products overflow, batches of nothing, blocks larger than planes: an error or an answer, soon."""
 
 import contextlib
 import time

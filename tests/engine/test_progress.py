@@ -41,11 +41,11 @@ def test_a_long_task_says_what_it_is_doing(monkeypatch):
     assert not told.drawing().locked()
 
 
-@pytest.mark.parametrize("case", ["short", "no terminal", "somebody else draws"])
+@pytest.mark.parametrize("case", ["short", "no terminal", "another bar draws"])
 def test_nothing_is_said(case, monkeypatch):
     monkeypatch.setattr(told, "PATIENCE", 5.0 if case == "short" else 0.02)
     console = Console(file=io.StringIO()) if case == "no terminal" else terminal()
-    if case == "somebody else draws":
+    if case == "another bar draws":
         with told.drawing(), told.progress("export", console):
             time.sleep(0.2)
     else:

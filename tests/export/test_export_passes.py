@@ -201,8 +201,8 @@ def test_fringes_of_a_pyramid_are_listed_by_it(device, tmp_path):
 
 
 def test_a_mask_made_from_the_features_themselves(device, tmp_path):
-    """The fringe of a tensor cannot be known before it, where its consumer's mask is made from it. Here nobody but
-    layers reads the tensor, which would else be cleared in its fringe alone."""
+    """The fringe of a tensor cannot be known before it, where its consumer's mask is made from it. Here layers
+    alone read the tensor, which would else be cleared in its fringe alone."""
 
     class Module(Chain):
         def forward(self, x, mask):

@@ -129,7 +129,7 @@ def test_after_an_exception_the_next_call_is_right(at):
 
 
 def test_after_an_exception_a_cached_run_begins_anew():
-    """What the failed call computed is of a frame that nobody saw: nothing of it may be kept."""
+    """What the failed call computed is of a frame without a result: nothing of it may be kept."""
     net, x = lively(nn.Sequential(conv(3, 8), conv(8, 8))), torch.randn(1, 3, *SIZE)
     run = sbnet.sparsify(net, x, block=4, mode="cached")
     run(x, torch.ones(1, *SIZE))

@@ -1,4 +1,4 @@
-"""Inside `sbnet.masked` zeros and activations are left undone until somebody looks: nobody may find them missing."""
+"""Inside `sbnet.masked` zeros and activations are left undone until they are read, and then never missing."""
 
 import contextlib
 
@@ -68,7 +68,7 @@ NETWORKS = {
     "sum, then silu": lambda n, x: (lambda y: F.silu(n["norm"](n["one"](y)) + y))(n["conv"](x)),
     "sum of convolutions": lambda n, x: (lambda y: F.gelu(n["one"](y) + n["next"](y)))(F.hardswish(n["conv"](x))),
     "leaky in place": lambda n, x: n["next"](F.leaky_relu_(n["norm"](n["conv"](x)), 0.1)),
-    "an op that nobody knows": lambda n, x: torch.tanh(n["norm"](n["conv"](x))) * n["conv"](x).sigmoid(),
+    "an unknown op": lambda n, x: torch.tanh(n["norm"](n["conv"](x))) * n["conv"](x).sigmoid(),
     "larger windows": lambda n, x: n["wide"](F.relu(n["wide"](F.relu(n["norm"](n["conv"](x)))))),
     "strides": lambda n, x: n["next"](F.relu(n["other"](n["down"](F.relu(n["norm"](n["conv"](x))))))),
     "pools": lambda n, x: n["next"](F.max_pool2d(F.relu(n["norm"](n["conv"](x))), 3, 2, 1)),
@@ -107,7 +107,7 @@ def gradients(of, net, x, mode, dtype):
 @pytest.mark.parametrize("poisoned", [False, True], ids=["", "poisoned"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_left_undone_is_done_before_it_is_looked_at(device, name, poisoned):
-    """Poisoned: memory that nobody wrote holds NaN."""
+    """Poisoned: memory that was not written holds NaN."""
     x, mask = data(device)
     of = NETWORKS[name]
     was = torch.are_deterministic_algorithms_enabled()
@@ -165,7 +165,7 @@ def test_who_holds_a_map_when_the_context_ends(device):
 
 
 def test_gradients_of_maps_are_zero_outside(device):
-    """Of those whose gradient somebody asks for, inside or later."""
+    """Of those whose gradient is asked for, inside or later."""
     x, mask = data(device)
     net = layers(device)
     active, seen = sbnet.masked(mask, BLOCK), []

@@ -34,7 +34,7 @@ names = pytest.mark.parametrize(
 
 
 def written(net: nn.Module, path, x, **options):
-    """`net` as somebody else's ONNX file."""
+    """`net` as an ONNX file of another exporter."""
     torch.onnx.export(net, (x,), path, dynamo=False, **{"opset_version": 17, **options})
     return path
 

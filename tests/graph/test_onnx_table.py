@@ -81,7 +81,7 @@ def test_every_rule_has_a_row():
 
 @pytest.mark.parametrize("op", sorted(set(SCHEMAS) - RANDOM - CONTROL))
 def test_every_version_is_read_or_refused_by_name(op):
-    """By a rule, or by the body that ONNX gives it; else whoever runs the node learns which op and version it was."""
+    """By a rule, or by the body that ONNX gives it; else an error at that node names op and version."""
     for schema, opsets in in_force(op):
         node, opset = node_of(schema), opsets[-1]
         if schema.deprecated:

@@ -1,4 +1,4 @@
-"""Networks that nobody can capture or export: one line says which module, and what to do."""
+"""Networks that cannot be captured or exported: one line says which module, and what to do."""
 
 from __future__ import annotations
 

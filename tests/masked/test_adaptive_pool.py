@@ -25,7 +25,7 @@ def make(device, dtype=torch.float32, shape=(2, 24, 19, 26), density=0.4, layout
 
 
 def check(method, x, active, size, count_inactive=True):
-    """Both forms; what is not active is NaN, and read by nobody."""
+    """Both forms; what is not active is NaN, and not read."""
     op, op_, definition = POOLS[method]
     dirty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     dirty.copy_(torch.where(active.pixel_mask(x.shape[2:]), x, torch.nan))
@@ -200,7 +200,7 @@ class Pools(nn.Module):
 @pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
 def test_networks_run_them(device, mode):
     run = assert_network(Pools(), mode, device, {"adaptive_pool": 6}, judged=2 if mode == "exact" else None)
-    if mode == "masked":  # nobody reads what is not active: no buffer is kept clean for the pools
+    if mode == "masked":  # what is not active is not read: no buffer is kept clean for the pools
         assert not any(root.kept for root in run.executor.storage.roots if root.shape[2] > 3)
 
 

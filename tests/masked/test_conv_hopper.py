@@ -373,7 +373,7 @@ def test_fast_stem_reads_no_pixel_too_many(device, activation, dtype):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("case", FAST)
 def test_fast_cases_equal_the_portable_kernel(case, dtype):
-    """The same list, whatever stands in it: rows that are no blocks, counts too large, NaN where nobody looks."""
+    """The same list, whatever stands in it: rows that are no blocks, counts too large, NaN where nothing is read."""
     kernel, stride = FAST[case]
     for channels, filters, block, size in (
         (64, 64, 16, (75, 91)), (24, 96, 8, (75, 91)), (200, 136, 16, (75, 91)), (96, 256, 16, (259, 282))

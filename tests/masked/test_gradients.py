@@ -151,7 +151,7 @@ for a, b in zip(got, want):
 
 # ---- second derivatives
 def test_second_derivatives(device):
-    """A penalty on a gradient: what nobody but gradcheck asks for, and gradient penalties."""
+    """A penalty on a gradient: for gradcheck and gradient penalties alone."""
     grid = BlockGrid.cover((10, 12), 4)
     active = random_active(grid, 2, 0.6, device)
     inside = active.pixel_mask((10, 12))

@@ -44,7 +44,7 @@ def make(device, dtype=torch.float32, shape=(2, 24, 19, 26), density=0.4, layout
 
 
 def check(name, x, weight, bias, active):
-    """Both forms; what is not active is NaN, and read by nobody."""
+    """Both forms; what is not active is NaN, and not read."""
     inside = active.pixel_mask(x.shape[2:])
     dirty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     dirty.copy_(torch.where(inside, x, torch.nan))

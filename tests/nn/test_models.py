@@ -219,7 +219,7 @@ def test_networks_of_other_layers(device):
     blocks = {(height, width): block for height, width, block in planes}
     run = run_of(net, SIZE, blocks, batch=2, device=device)
     for mask in random_masks(device):
-        poison(run.executor)  # a pixel that is read and that nobody writes would show
+        poison(run.executor)  # a pixel that is read and not written would show
         x = torch.randn(2, 3, *SIZE, device=device)
         want = masked_oracle(copy.deepcopy(net).double(), x.double(), plane_masks(mask, planes))
         for got, exact in zip(run(x, mask), want, strict=True):

@@ -21,7 +21,7 @@ def assert_holds(got, torchs, exact, what: str = "") -> None:
 
 
 def poison(run) -> None:
-    """Memory that nobody promises to have cleared holds NaN: whoever reads it shows. Of a run, or an executor."""
+    """Memory without a promise of zeros holds NaN: a read of it shows. Of a run, or an executor."""
     executor = run.executor if hasattr(run, "executor") else run
     clean = {root.buffer for root in executor.storage.roots if root.kept}
     for k, buffer in enumerate(executor.buffers):

@@ -44,8 +44,8 @@ def assert_window(
 ) -> None:
     """What lies outside the fringe of the window may be anything."""
     n, _, *plane = x.shape
-    nobody = random_active(BlockGrid.cover(tuple(plane), 4), n, 0.0, x.device.type)
-    read = fringe(nobody, active, tuple(plane), window, consumer_size=tuple(out))
+    none = random_active(BlockGrid.cover(tuple(plane), 4), n, 0.0, x.device.type)
+    read = fringe(none, active, tuple(plane), window, consumer_size=tuple(out))
     keep = torch.zeros(n * plane[0] * plane[1], dtype=torch.bool, device=x.device)
     keep[read.pixels[: int(read.count)].long()] = True
     assert_bitwise(run(torch.where(keep.view(n, 1, *plane), x, torch.nan)), run(x))

@@ -41,7 +41,7 @@ def barabasi_albert(nodes: int, edges: int, seed: int = 0) -> Tensor:
 
 
 def weights_of(layout: BlockLayout, dtype: torch.dtype, device: str, scale: float = 0.1) -> Tensor:
-    """Random weights; what lies beyond the features is NaN, and nobody may read it."""
+    """Random weights; what lies beyond the features is NaN, and may not be read."""
     size = layout.block_size
     weight = torch.randn(layout.weight_shape) * scale
     inputs, outputs = (layout.coords.long() * size).unbind(1)

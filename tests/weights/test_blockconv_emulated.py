@@ -120,7 +120,7 @@ def test_on_active_blocks(emulated):
 
 
 def test_tables_that_name_nothing(emulated):
-    """A device's tables are checked by nobody: kernels follow no number out of bounds."""
+    """A device's tables are not checked: kernels follow no number out of bounds."""
     layout, geometry, x, w, _ = prepared("2d_uneven", torch.float32)
     size = output_sides(x, geometry, 2)
     for seed in range(20):

@@ -1,4 +1,4 @@
-// A convolution of float32 to whoever only moves its operands: a channel as two neighbouring ones of 16 bits.
+// A convolution of float32 to code that only moves its operands: a channel as two neighbouring ones of 16 bits.
 #pragma once
 #include "core/masked/conv.h"
 

@@ -48,7 +48,7 @@ const char* hopper_general_declines(const Conv2dParams& p);
 bool hopper_taps_fit(const Conv2dParams& p);
 
 // A convolution of bytes whose x is of bytes, too, with two neighbouring channels as one of 16 bits: what its operands
-// are to whoever only moves them. y and residual are as they were.
+// are to code that only moves them. y and residual are as they were.
 Conv2dParams byte_pairs(const QuantizedConv2dParams& p);
 
 // The same of layers of int8 and float8. An x of floats is declined by all but the last: their launcher rounds it to

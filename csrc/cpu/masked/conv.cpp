@@ -164,7 +164,7 @@ Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, 
                 dtype_name(p.weight.dtype), p.groups);
     packed = static_cast<const char*>(packed) + kTagBytes;
   }
-  if (p.x.size[0])  // blocks of no image, which a count may claim, are as large as anybody likes
+  if (p.x.size[0])  // blocks of no image, which a count may claim, may be of any size
     run_jobs(plan, kernel, packed, static_cast<char*>(workspace), parallel);
   zero_fringe(p.y, p.fringe, parallel);
   return ok_status();

@@ -53,7 +53,7 @@ SBNET_INLINE void copy_run(char* out, const char* in, int64_t bytes) {
   if (at < bytes) copy_short(out + at, in + at, bytes - at);
 }
 
-// Streamed stores of this thread are visible to whoever it tells of its end.
+// Streamed stores of this thread are visible to those that it tells of its end.
 SBNET_INLINE void stream_fence() {
 #if defined(__x86_64__)
   _mm_sfence();

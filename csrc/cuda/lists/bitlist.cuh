@@ -1,7 +1,7 @@
 // Lists of the set bits of a bitmap, in order: shared by fringe and mask_pyramid.
 //
-// A bitmap is rows of words, 32 columns a word. Like reduce_mask: no atomics, no state that outlives a launch; whoever
-// lists a part of it counts the bits before that part by itself.
+// A bitmap is rows of words, 32 columns a word. Like reduce_mask: no atomics, no state that outlives a launch. Each
+// CTA that lists a part counts the bits before that part by itself.
 #pragma once
 #include "core/lists/fringe.h"
 #include "cuda/common.cuh"

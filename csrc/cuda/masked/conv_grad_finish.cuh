@@ -19,7 +19,7 @@ struct GradCta {
   }
 };
 
-// Sums go into the CTA's part of the workspace or, where nobody else has any, are the gradient itself.
+// Sums go into the CTA's part of the workspace or, where there is one part alone, are the gradient itself.
 template <class T>
 struct GradSink {
   const ConvWeightGradParams& params;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void finish_tile(char* shared, const float* biases, c
       for (int q = 1; q < parts; ++q) sum += read_one(biases + k, q);
       put_bias(k, sum);
     }
-  if (parts > 1) meet_cluster();  // nobody leaves while others read
+  if (parts > 1) meet_cluster();  // until all have read
 }
 
 // One CTA a part and tile.

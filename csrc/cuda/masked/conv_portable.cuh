@@ -216,8 +216,8 @@ Status prepare_kernel(const DeviceInfo& device, Kernel kernel, int threads, size
 }
 
 // What `units`, shared by the CTAs of a persistent launch, cost: one of each CTA costs kFull, one that has a
-// multiprocessor to itself kAlone. Where two share one, a quarter of them is what a list must leave idle: nobody says
-// where CTAs are.
+// multiprocessor to itself kAlone. Where two share one, a quarter of them is what a list must leave idle: where CTAs
+// are is not known.
 template <int kCtas, int kFull, int kAlone>
 __device__ __forceinline__ int cost_of(int64_t units, int ctas) {
   const int n = static_cast<int>(units), waves = n / ctas, rest = n - waves * ctas;

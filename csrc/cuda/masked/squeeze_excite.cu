@@ -1,7 +1,7 @@
 // sparse_squeeze_excite2d on CUDA: of many images on Hopper one launch (squeeze_excite_cluster.cuh), else two of the
 // same tasks: some channels of a part of an image's blocks (core/masked/squeeze_excite.h).
 //   squeeze  sums the task's pixels, and multiplies the sums by its columns of weight1: what they add to each hidden
-//            number. A product is linear, so nobody has to wait for the other channels.
+//            number. A product is linear, so it needs no wait for the other channels.
 //   excite   adds up what the image's tasks gave, makes the gates of the task's channels, multiplies its pixels by
 //            them. Its pixels and weights are under way before squeeze has ended.
 #include "core/masked/squeeze_excite.h"

@@ -196,7 +196,7 @@ class Packing:
 
 
 def images_of(x: Any, count: int) -> list[Any]:
-    """What each of `count` images has of a tensor on the host; other things are everybody's."""
+    """What each of `count` images has of a tensor on the host; other things belong to all."""
     if not isinstance(x, Tensor):
         return [x] * count
     if x.dtype not in OF_NUMPY:

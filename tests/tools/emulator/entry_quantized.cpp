@@ -18,7 +18,7 @@ __attribute__((visibility("default"))) int emulate_conv_quantized(const Quantize
   const QuantizedConv2dParams p = given->params();
   given->conv.device();
   const int64_t bytes = sbnet_sparse_conv2d_quantized_workspace_bytes_cuda(&p);
-  std::vector<uint8_t> workspace(bytes + 16, 0x7f);  // what nobody rounded is large, or NaN
+  std::vector<uint8_t> workspace(bytes + 16, 0x7f);  // what was not rounded is large, or NaN
   void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 15) / 16 * 16);
   const int failed = told(sbnet_sparse_conv2d_quantized_cuda(&p, aligned, nullptr), message, room);
   return failed ? failed : bytes == 0 && select_bytes(p, 80).kernel == BytesKernel::kPortable;

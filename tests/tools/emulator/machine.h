@@ -156,7 +156,7 @@ inline uint8_t* shared_at(uint32_t address) {
 }
 inline Barrier& barrier_at(uint32_t address) {
   Barrier& b = cta_at(address).barriers[address & kOffset];
-  if (!b.initialised) fail("a barrier that nobody initialised, at " + std::to_string(address & kOffset));
+  if (!b.initialised) fail("a barrier that was not initialised, at " + std::to_string(address & kOffset));
   return b;
 }
 // Of rows of 128 bytes, or of 64.

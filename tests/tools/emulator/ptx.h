@@ -238,7 +238,7 @@ void wgmma_wait() {
 inline uint32_t wgmma_operand(uint32_t address) { return (address & 0x3FFFF) >> 4 | 1u << 16; }
 constexpr uint64_t wgmma_layout(uint32_t stride) { return static_cast<uint64_t>(stride >> 4 | 1u << 30) << 32; }
 
-// Element k (of 16) of a row of an operand. Rows past the end of shared memory are nobody's: some tiles have them.
+// Element k (of 16) of a row of an operand. Rows past the end of shared memory hold nothing: some tiles have them.
 template <class T>
 float element(const uint8_t* shared, uint64_t operand, int row, int k, bool transposed) {
   const uint32_t first = static_cast<uint32_t>(operand & 0x3FFF) << 4;

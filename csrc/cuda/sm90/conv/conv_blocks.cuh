@@ -58,8 +58,8 @@ __device__ __forceinline__ uint64_t layout_of_rows(uint32_t stride) {
   return static_cast<uint64_t>(stride >> 4 | 1u << 31) << 32;
 }
 
-// What this CTA computes, and f(piece, channel, is it the last) of each input block. On a device nobody has checked the
-// tables: whatever they say, all warps of a cluster count the same blocks.
+// What this CTA computes, and f(piece, channel, is it the last) of each input block. On a device tables are
+// unchecked: whatever they say, all warps of a cluster count the same blocks.
 struct Tile {
   int unit, column, first, end;
   __device__ __forceinline__ explicit Tile(const Args& a) {

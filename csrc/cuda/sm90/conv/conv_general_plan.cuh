@@ -157,7 +157,7 @@ template <class C>
 __device__ __forceinline__ int2 slices_of(const Args& a, uint32_t column) {
   if constexpr (!C::kListed) {
     return make_int2(0, a.slices);
-  } else {  // on a device nobody has checked the list
+  } else {  // on a device the list is unchecked
     const int first = min(max(load_int(a.list.start + column), 0), a.list.count - 1);
     return make_int2(first, min(max(load_int(a.list.start + column + 1), first + 1), a.list.count));
   }

@@ -155,7 +155,7 @@ __device__ __forceinline__ void consume(const TileArgs& a, const MatmulMaps& map
   }
   if (wg == 0 && leader) {
     tma_store_wait_read();
-    if (rank > 0 && tile > 0) mbar_wait(sums_empty, (tile - 1) & 1);  // nobody signals here after that
+    if (rank > 0 && tile > 0) mbar_wait(sums_empty, (tile - 1) & 1);  // no signal comes here after that
   }
 }
 
