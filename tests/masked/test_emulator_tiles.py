@@ -8,6 +8,21 @@ from masked.test_emulator import ACTIVATIONS, RESIDUALS, WITH_SLOPES, emulate
 from masked.test_emulator import emulated as emulated
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_few_cells_of_many_channels(emulated, seed):
+    """3x3: two or four CTAs sum a part of the channels each, up to so many cells; beyond, the other code."""
+    rng = random.Random(f"few {seed}")
+    layers = [(128, 64, 12), (128, 128, 16), (256, 64, 12), (512, 64, 8), (512, 128, 16)]
+    for channels, filters, multiprocessors in layers:
+        case = {"channels": channels, "filters": filters, "batch": rng.choice([1, 1, 2]), "block": 8, "stride": 1}
+        case |= {"size": (rng.randint(1, 33), rng.randint(1, 33)), "density": rng.choice([0.0, 0.1, 0.3, 1.0])}
+        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.choice(RESIDUALS)}
+        more |= {"multiprocessors": multiprocessors, "seed": rng.randrange(2**31)}
+        more["dtype"] = rng.choice([torch.float16, torch.bfloat16])
+        torch.manual_seed(more["seed"])
+        assert emulate(emulated, "3x3", kernel=3, padding=1, **more, **case), case
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 16, 132])
 @pytest.mark.parametrize(("channels", "kernel", "stride"), [(256, 3, 1), (128, 3, 2), (1024, 1, 1), (72, 1, 2)])
 def test_few_tiles(emulated, channels, kernel, stride, multiprocessors):
@@ -75,7 +90,7 @@ def test_infinities_stay_in_their_group(emulated, kernel, activation, residual):
 
 @pytest.mark.parametrize("kernel", ["3x3", "few tiles", "general"])
 def test_slopes_a_channel(emulated, kernel):
-    """Of kernels whose rows are channels, whose columns are, and whose few tiles are cut over clusters."""
+    """Of kernels whose rows are channels, whose columns are, and whose few cells or tiles are cut over clusters."""
     for seed, (channels, filters, density) in enumerate([(64, 64, 1.0), (24, 96, 0.5), (60, 20, 0.5), (128, 128, 0.1)]):
         if kernel != "general" and filters % 8:
             continue
