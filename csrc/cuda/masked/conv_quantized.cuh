@@ -25,6 +25,32 @@ __device__ __forceinline__ T rounded(float v) {
     return from_float<T>(v);
 }
 
+// to_int8() of both as the low bytes of a word, above them those of `above`: an instruction since sm_90, three before.
+__device__ __forceinline__ uint32_t pack_int8(float low, float high, uint32_t above) {
+#ifdef __CUDACC__
+  uint32_t word;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+      : "=r"(word)
+      : "r"(__float2int_rn(high)), "r"(__float2int_rn(low)), "r"(above));
+  return word;
+#else
+  return static_cast<uint8_t>(to_int8(low)) | static_cast<uint32_t>(static_cast<uint8_t>(to_int8(high))) << 8 |
+         above << 16;
+#endif
+}
+// N outputs as their element type holds them; `to` is aligned to words.
+template <class T, int N>
+__device__ __forceinline__ void round_all(const float (&v)[N], T* to) {
+  if constexpr (std::is_same_v<T, int8_t>) {
+#pragma unroll
+    for (int e = 0; e < N; e += 4)
+      reinterpret_cast<uint32_t*>(to)[e / 4] = pack_int8(v[e], v[e + 1], pack_int8(v[e + 2], v[e + 3], 0));
+  } else {
+#pragma unroll
+    for (int e = 0; e < N; ++e) to[e] = rounded<T>(v[e]);
+  }
+}
+
 // Calls f(T{}) with the element type of a residual or output: Bytes, as weights are, or a float's.
 template <class Bytes, class F>
 __device__ __forceinline__ void by_element(DType dtype, const F& f) {

@@ -70,8 +70,10 @@ __global__ void __launch_bounds__(kPixelThreads)
         if (channel + e < p.x.size[1]) floats.v[e] = from[e * p.x.stride[1]];
     }
     Pack<T, kRun> result;
+    float units[kRun];
 #pragma unroll
-    for (int e = 0; e < kRun; ++e) result.v[e] = rounded<T>(to_float(floats.v[e]) * per_unit);
+    for (int e = 0; e < kRun; ++e) units[e] = to_float(floats.v[e]) * per_unit;
+    round_all(units, result.v);
     *reinterpret_cast<Pack<T, kRun>*>(to) = result;
   }
 }

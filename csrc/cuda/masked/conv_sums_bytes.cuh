@@ -5,18 +5,6 @@
 
 namespace sbnet::portable {
 
-// static_cast<float>(v) and to_int8(v), bit for bit, by instructions that come four times as often as conversions,
-// which the sums of few channels would wait for.
-__device__ __forceinline__ float float_of(int32_t v) {
-  const float high = __int_as_float((v >> 16) + 0x4b400000) - 12582912.f;  // 1.5 * 2^23 + v / 2^16
-  const float low = __int_as_float((v & 0xffff) | 0x4b000000) - 8388608.f;
-  return fmaf(high, 65536.f, low);
-}
-__device__ __forceinline__ int8_t byte_of(float v) {
-  const float bounded = fminf(fmaxf(v, -128.f), 127.f);
-  return static_cast<int8_t>(__float_as_int((v == v ? bounded : 0.f) + 12582912.f));
-}
-
 // T: of x. y may have another type, where x is of bytes.
 template <class T, class Params>
 __device__ __forceinline__ void clear_fringe_of(const Params& p, const FringePlan& plan, int64_t thread,
@@ -82,14 +70,13 @@ __device__ __forceinline__ void store_as(const QuantizedConv2dParams& p, bool wo
       for (int h = 0; h < 2; ++h) {
         const Output at = to(m, h);
         Pack<Y, 8> result;
+        float eight[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           const float sum = sum_at(v, m, h, group, e);
-          if constexpr (sizeof(Y) == 1)
-            result.v[e] = byte_of(sum * per_unit);
-          else
-            result.v[e] = rounded<Y>(sum);
+          eight[e] = sizeof(Y) == 1 ? sum * per_unit : sum;
         }
+        round_all(eight, result.v);
         if (at.y < 0) continue;
         if (whole) {
           *reinterpret_cast<Pack<Y, 8>*>(y + at.y) = result;
@@ -118,7 +105,7 @@ __device__ __forceinline__ void finish_sums(const QuantizedConv2dParams& p, int3
       for (int m = 0; m < kM; ++m)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          sum_at(v, m, h, group, e) = fmaf(float_of(sum_at(sums, m, h, group, e)), scale, bias);
+          sum_at(v, m, h, group, e) = fmaf(static_cast<float>(sum_at(sums, m, h, group, e)), scale, bias);
     }
   const bool after = adds_after(p);
   const auto add_residual = [&] {

@@ -76,8 +76,7 @@ template <class T>
 __device__ __forceinline__ void put_channels(const float (&v)[16], T* to, int64_t apart, bool whole, int channels) {
   if (whole) {
     uint4 words[sizeof(T)];
-#pragma unroll
-    for (int e = 0; e < 16; ++e) reinterpret_cast<T*>(words)[e] = rounded<T>(v[e]);
+    round_all(v, reinterpret_cast<T*>(words));
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(T)); ++i) reinterpret_cast<uint4*>(to)[i] = words[i];
   } else {
