@@ -35,6 +35,7 @@ KERNELS = {
     "3x3 by groups": 10,
     "first layer": 11,
     "implicit GEMM": 12,
+    "few tiles": 13,
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4, "gelu": 5}  # of all kernels
@@ -210,6 +211,18 @@ def some_taps(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_few_tiles(rng: random.Random) -> dict:
+    """1x1 and 3x3, reductions of one chunk to a few dozen, tiles of 32 and 64 channels, some not all there."""
+    kernel = rng.choice([1, 3, 3])
+    return {
+        "channels": rng.choice([64, 96, 128, 256] if kernel == 3 else [64, 72, 160, 512, 1024]),
+        "filters": rng.choice([8, 32, 64, 72, 96, 128]), "kernel": kernel, "padding": kernel // 2,
+        "size": (rng.randint(2, 40), rng.randint(2, 40)), "batch": rng.choice([1, 1, 2]), "stride": rng.choice([1, 2]),
+        "block": rng.choice([8, 8, 16, (8, 16)] if kernel == 3 else [4, 8, (4, 12), 16]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
     if kernel in SOME_PORTABLE:
@@ -222,11 +235,13 @@ def some(rng: random.Random, kernel: str) -> dict:
         return some_few_channels(rng)
     if kernel.endswith("by taps"):
         return some_taps(rng) | ({"channels": 320} if "split" in kernel else {})
+    if kernel == "few tiles":
+        return some_few_tiles(rng)
     few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
     sizes = {
         "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),
         "1x1 wide": ([64, 128, 192, 320, 512], [128, 256, 384, 512, 1024]),
-        "1x1 split": ([1536, 1600], [128, 256, 384]),
+        "1x1 split": ([1536, 1600], [64, 128, 256, 384]),
         "3x3": ([few], [8, 40, 64, 72, 128]),
         "3x3 stride 2": ([few], [8, 64, 72, 128]),
         "stem": ([3], [8, 24, 64]),

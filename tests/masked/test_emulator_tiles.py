@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from masked.test_emulator import RESIDUALS, WITH_SLOPES, emulate
+from masked.test_emulator import ACTIVATIONS, RESIDUALS, WITH_SLOPES, emulate
 from masked.test_emulator import emulated as emulated
 
 
@@ -21,6 +21,32 @@ def test_few_cells_of_many_channels(emulated, seed):
         more["dtype"] = rng.choice([torch.float16, torch.bfloat16])
         torch.manual_seed(more["seed"])
         assert emulate(emulated, "3x3", kernel=3, padding=1, **more, **case), case
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 16, 132])
+@pytest.mark.parametrize(("channels", "kernel", "stride"), [(256, 3, 1), (128, 3, 2), (1024, 1, 1), (72, 1, 2)])
+def test_few_tiles(emulated, channels, kernel, stride, multiprocessors):
+    """One to eight CTAs sum a part of a tile's chunks each; lists of no cell, of some, of all."""
+    rng = random.Random(f"{channels} {kernel} {stride} {multiprocessors}")
+    for density, block, side in ((0.0, 8, 9), (0.2, 8, 20), (1.0, 8 if kernel == 3 else 4, 24)):
+        case = {"channels": channels, "filters": rng.choice([32, 64, 72, 160]), "batch": 1, "block": block}
+        case |= {"size": (side * stride, (side + 3) * stride), "density": density, "stride": stride, "kernel": kernel}
+        more = {"activation": rng.choice(list(ACTIVATIONS if kernel == 1 else WITH_SLOPES))}
+        more |= {"residual": rng.choice(RESIDUALS), "seed": rng.randrange(2**31), "multiprocessors": multiprocessors}
+        more["dtype"] = rng.choice([torch.float16, torch.bfloat16])
+        if more["activation"] == "prelu" and stride == 2:
+            more["activation"] = "relu"
+        torch.manual_seed(more["seed"])
+        assert emulate(emulated, "few tiles", padding=kernel // 2, again=True, **more, **case), (more, case)
+
+
+@pytest.mark.parametrize(("block", "size"), [(8, (72, 80)), (4, (40, 60))])
+def test_more_tiles_than_are_looked_up_at_once(emulated, block, size):
+    """A warp's lanes find 32 tiles, or 8 of four cells, and then the next ones."""
+    torch.manual_seed(block)
+    case = {"channels": 64, "filters": 8, "batch": 1, "block": block, "kernel": 1, "padding": 0, "stride": 1}
+    more = {"seed": block, "multiprocessors": 1, "activation": "relu", "residual": True, "dtype": torch.float16}
+    assert emulate(emulated, "few tiles", size=size, density=1.0, **more, **case)
 
 
 # Channels, output channels, multiprocessors: tiles of 32, 64, 80 and 96.
@@ -62,11 +88,11 @@ def test_infinities_stay_in_their_group(emulated, kernel, activation, residual):
     assert emulate(emulated, kernel, infinite=[3, 20], **more, **case)
 
 
-@pytest.mark.parametrize("kernel", ["3x3", "general"])
+@pytest.mark.parametrize("kernel", ["3x3", "few tiles", "general"])
 def test_slopes_a_channel(emulated, kernel):
-    """Of kernels whose rows are channels, whose columns are, and whose few cells are cut over clusters."""
+    """Of kernels whose rows are channels, whose columns are, and whose few cells or tiles are cut over clusters."""
     for seed, (channels, filters, density) in enumerate([(64, 64, 1.0), (24, 96, 0.5), (60, 20, 0.5), (128, 128, 0.1)]):
-        if kernel == "3x3" and filters % 8:
+        if kernel != "general" and filters % 8:
             continue
         torch.manual_seed(seed)
         case = {"channels": channels, "filters": filters, "batch": 1, "block": 8}
@@ -74,7 +100,7 @@ def test_slopes_a_channel(emulated, kernel):
         more = {"seed": seed, "multiprocessors": 12, "activation": "prelu", "size": (19, 20), "density": density}
         for residual, dtype in ((False, torch.float16), (True, torch.bfloat16)):
             taken = emulate(emulated, kernel, residual=residual, dtype=dtype, **more, **case)
-            assert taken or (kernel == "3x3" and channels % 8), case
+            assert taken or (kernel != "general" and (channels % 8 or channels < 64)), case
 
 
 @pytest.mark.parametrize("block", [8, 16])

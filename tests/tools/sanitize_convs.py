@@ -57,6 +57,8 @@ CONVS = {  # dtype, kernel, stride, groups, channels, block
 def conv(name: str, device: str) -> None:
     dtype, kernel, stride, groups, channels, block = CONVS[name]
     size, filters = (50, 64), channels if groups > 1 else 64
+    if name.startswith(("conv3x3", "conv1x1")):  # room for more tiles than conv_few.cu takes
+        size = (98 * stride, 104 * stride)
     x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(filters, channels // groups, kernel, kernel, device=device)
     weight = (weight / (channels * kernel**2 / groups) ** 0.5).to(dtype)
@@ -103,7 +105,7 @@ def conv1x1_of_all_blocks(device: str) -> None:
     wide = ((64, 72, 8), (512, 896, 16), (320, 1024, 4))
     split = ((1536, 128, 8), (1536, 128, 4), (1536, 1024, 8))  # of the last one a multiprocessor has a single job
     for channels, filters, block in wide + split:
-        size = (50, 44) if channels == 1536 else (134, 132)
+        size = (50, 44) if filters == 1024 and channels == 1536 else (98, 92) if channels == 1536 else (134, 132)
         x = torch.randn(1, channels, *size, device=device).half().contiguous(memory_format=torch.channels_last)
         weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
         active = some_active((1, *size), BlockGrid.cover(size, block), 1.0, device)
@@ -113,10 +115,29 @@ def conv1x1_of_all_blocks(device: str) -> None:
 def conv1x1_split(device: str) -> None:
     """Jobs of two and four CTAs, and whole ones."""
     for filters, density, block in ((128, 0.002, 8), (512, 0.02, 8), (640, 1.0, 8), (256, 0.002, 4)):
-        x = torch.randn(1, 1536, 64, 64, device=device).half().contiguous(memory_format=torch.channels_last)
+        x = torch.randn(1, 1536, 96, 96, device=device).half().contiguous(memory_format=torch.channels_last)
         weight = (torch.randn(filters, 1536, 1, 1, device=device) / 40).half()
-        active = some_active((1, 64, 64), BlockGrid.cover((64, 64), block), density, device)
+        active = some_active((1, 96, 96), BlockGrid.cover((96, 96), block), density, device)
         right("conv1x1_split", x, weight, active)
+
+
+def few_tiles_alone(device: str) -> None:
+    """Reductions that no other CTA has a part of: racecheck comes to no end where sums travel."""
+    for filters, block in ((64, 8), (24, 4)):
+        x = torch.randn(1, 64, 40, 36, device=device).half().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, 64, 1, 1, device=device) / 8).half()
+        right("few_tiles_alone", x, weight, some_active((1, 40, 36), BlockGrid.cover((40, 36), block), 0.01, device))
+
+
+def few_tiles(device: str) -> None:
+    """Two to eight CTAs a tile; tiles of 32 and 64 channels."""
+    for channels, filters, kernel, stride in ((128, 64, 3, 1), (256, 32, 3, 1), (128, 96, 3, 2), (1024, 128, 1, 1)):
+        size = (40, 36)
+        x = torch.randn(1, channels, *(stride * s for s in size), device=device)
+        x = x.bfloat16().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, channels, kernel, kernel, device=device) / channels**0.5 / kernel).bfloat16()
+        active = some_active((1, *size), BlockGrid.cover(size, 8), 0.01, device)
+        right("few_tiles", x, weight, active, stride=stride, padding=kernel // 2)
 
 
 def conv3x3_stride2_of_many_tiles(device: str) -> None:
@@ -228,4 +249,12 @@ def bottleneck(device: str) -> None:
         assert error < 1e-2, (dtype, channels, block, density, error)
 
 
-TILES = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
+TILES = (
+    whole_tiles,
+    few_tiles,
+    few_tiles_alone,
+    conv1x1_wide,
+    conv1x1_of_all_blocks,
+    conv1x1_split,
+    conv3x3_stride2_of_many_tiles,
+)

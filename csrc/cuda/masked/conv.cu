@@ -34,9 +34,9 @@ Status run_conv(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
   switch (select_conv(p, select_capability(device)).kernel) {
 #ifdef SBNET_SM90
     case ConvKernel::kHopper3x3:
-      return sm90::conv3x3(p, device, stream);
+      return sm90::conv_few_takes(p, device) ? sm90::conv_few(p, device, stream) : sm90::conv3x3(p, device, stream);
     case ConvKernel::kHopper1x1:
-      return sm90::conv1x1(p, device, stream);
+      return sm90::conv_few_takes(p, device) ? sm90::conv_few(p, device, stream) : sm90::conv1x1(p, device, stream);
     case ConvKernel::kHopperStem:
       return sm90::conv_stem(p, device, stream);
     case ConvKernel::kHopperGeneral:

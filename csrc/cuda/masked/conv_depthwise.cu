@@ -3,6 +3,7 @@
 // A thread computes a strip of neighbouring pixels in one row of a block, of one 16-byte word of output channels; the
 // usual square kernels have kernels of their own. A CTA keeps to one slice of channels, whose weights wait in shared
 // memory as float32.
+#include "core/settled.h"
 #include "cuda/by_dtype.cuh"
 #include "cuda/masked/conv_depthwise_square.cuh"
 #include "cuda/masked/conv_depthwise_tile.cuh"
@@ -27,6 +28,7 @@ struct DepthwisePlan {
   int32_t strips_per_block;
   int32_t log2_slice_threads;
   bool vector_y, vector_residual;
+  bool settled;  // weights and lists may be read before the launch ahead has ended
 };
 
 // The input word at (row, column) of the plane, zeros outside.
@@ -77,8 +79,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int cta = static_cast<int>(plan.slices.quotient(blockIdx.x)), ctas = static_cast<int>(gridDim.x) / slices;
   const int slice = (static_cast<int>(blockIdx.x) - cta * slices) * kSlice;
 
-  grid_dependency_wait();
-  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
+  if (!plan.settled) grid_dependency_wait();
   for (int i = threadIdx.x; i < R * S * kSlice; i += kThreads) {
     const int k = slice + i % kSlice;
     uint32_t r, s;
@@ -92,7 +93,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int lane = threadIdx.x & ((1 << plan.log2_slice_threads) - 1);
   const int k = slice + lane * kL;
-  if (k >= K) return;
   const float* weight = smem + lane * kL;
   float bias[kL];
   int channel[kL];  // input channels of the output channels
@@ -102,6 +102,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     bias[e] = bias_at<T>(p, output);
     channel[e] = plan.multiplier.quotient(output);
   }
+  if (plan.settled) grid_dependency_wait();
+  grid_dependency_release();
+  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
+  if (k >= K) return;
 
   const BlockGrid& grid = p.active.grid;
   const int strips = count * plan.strips_per_block;
@@ -166,7 +170,6 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     finish_outputs<T>(p, plan.vector_y, plan.vector_residual, sums, to, k, K);
   }
-  grid_dependency_release();
 }
 
 template <class T, bool kWords>
@@ -182,6 +185,7 @@ Status launch_any(const Conv2dParams& p, const StripCounts& strips, const Device
   plan.block_strips = FastDiv(strips.rows * strips.in_row);
   plan.kernel_width = FastDiv(p.weight.size[3]);
   plan.fringe = FringePlan(p);
+  plan.settled = inputs_settled();
   plan.strips_per_block = static_cast<int32_t>(strips.rows * strips.in_row);
   plan.log2_slice_threads = 0;
   while ((1 << plan.log2_slice_threads) < kSliceThreads && (int64_t{kLanes<T>} << plan.log2_slice_threads) < K)

@@ -45,6 +45,8 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   if (v.kernel == 2 && pointwise && sm90::conv1x1_split_takes(as_patches(p)))
     return told(sm90::conv1x1_split(as_patches(p), device, nullptr), message, room);
   if (v.kernel == 3 && chosen == ConvKernel::kHopper3x3) return told(sm90::conv3x3(p, device, nullptr), message, room);
+  if (v.kernel == 13 && p.x.size[1] >= 64 && (pointwise ? is_pixelwise(p) : chosen == ConvKernel::kHopper3x3))
+    return told(sm90::conv_few(p, device, nullptr), message, room);
   if (v.kernel == 4 && chosen == ConvKernel::kHopperStem)
     return told(sm90::conv_stem(p, device, nullptr), message, room);
   if (v.kernel == 7 && chosen == ConvKernel::kFewChannels)

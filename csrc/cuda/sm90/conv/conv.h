@@ -21,6 +21,10 @@ Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* str
 bool conv3x3_stride2_pays(const Conv2dParams& p, const DeviceInfo& device);
 Status conv3x3_stride2(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
 
+// 1x1 and 3x3 as those, of so few tiles that several CTAs share one.
+bool conv_few_takes(const Conv2dParams& p, const DeviceInfo& device);
+Status conv_few(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
+
 // 1x1, stride 1 or 2, no padding; or as large a kernel as the stride.
 Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
 // Of a convolution that conv1x1 serves, as as_patches() gives it (core/masked/conv_patches.h), with many tiles and many
