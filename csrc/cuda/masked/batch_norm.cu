@@ -319,7 +319,7 @@ Status launch(const BatchNormGradParams& p, void* workspace, const DeviceInfo& d
 }
 
 // May a tensor, where there is one, be read and written in words?
-bool words(const TensorView& t) { return !t.data || channels_vectorize(t); }
+bool words(const TensorView& t) { return !t.data || (channels_vectorize(t) && even(t)); }
 
 Status zero(const char* op, float* to, int64_t count, cudaStream_t stream) {
   SBNET_CUDA_TRY(op, cudaMemsetAsync(to, 0, static_cast<size_t>(count) * sizeof(float), stream));
@@ -360,7 +360,7 @@ sbnet::Status sbnet_sparse_batch_norm2d_cuda(const sbnet::BatchNormParams* param
   if (!p.x.size[0]) return zero(kOp, p.statistics, 2 * p.x.size[1] + 1, stream);
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
-  return by_kind(p, words(p.residual), [&](auto t, auto n, auto kind) {
+  return by_kind(p, words(p.x) && words(p.y) && words(p.residual), [&](auto t, auto n, auto kind) {
     return launch<decltype(t), decltype(n)::value, decltype(kind)::value>(p, workspace, device, stream);
   });
 }
@@ -374,7 +374,7 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cuda(const sbnet::BatchNormGrad
   if (!p.x.size[0]) return zero(kGradOp, p.grad_params, 2 * p.x.size[1], stream);
   DeviceInfo device;
   SBNET_TRY(current_device(kGradOp, &device));
-  const bool in_words = channels_vectorize(p.grad) && words(p.given) && words(p.grad_residual);
+  const bool in_words = words(p.grad) && words(p.x) && words(p.y) && words(p.given) && words(p.grad_residual);
   return by_kind(p, in_words, [&](auto t, auto n, auto kind) {
     return launch<decltype(t), decltype(n)::value, decltype(kind)::value>(p, workspace, device, stream);
   });

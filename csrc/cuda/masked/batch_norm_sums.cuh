@@ -11,15 +11,15 @@ namespace {
 // A barrier of all CTAs where they share the list, with something to do while it is waited for.
 template <class Meanwhile>
 __device__ __forceinline__ void grid_barrier(const NormPlan& plan, const Meanwhile& meanwhile) {
-  if (plan.parts == 1) {
-    meanwhile();
-    __syncthreads();
-    return;
-  }
   const auto grid = cooperative_groups::this_grid();
-  auto arrived = grid.barrier_arrive();
+  const bool shared = plan.parts > 1;
+  unsigned arrived = 0;
+  if (shared) arrived = grid.barrier_arrive();
   meanwhile();
-  grid.barrier_wait(std::move(arrived));
+  if (shared)
+    grid.barrier_wait(std::move(arrived));
+  else
+    __syncthreads();
 }
 
 // What parts of the list found of a column's channels: kNumbers of each channel, and how many pixels.

@@ -33,7 +33,8 @@ struct NormPlan {
 };
 
 inline bool even(const TensorView& t) {
-  return !t.data || (t.stride[2] == t.size[3] * t.stride[3] && t.stride[0] == t.size[2] * t.stride[2]);
+  return !t.data || ((t.size[2] == 1 || t.stride[2] == t.size[3] * t.stride[3]) &&
+                     (t.size[0] == 1 || t.stride[0] == t.size[2] * t.size[3] * t.stride[3]));
 }
 
 // A thread takes one word of channels, and one of the pixels that its warp takes in a step.
@@ -59,10 +60,9 @@ struct NormPart {
     count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
     const int64_t entries = plan.list.tiles(count, 1);
     const int step = thread.warps * thread.pixels;
-    // A division of 64 bits takes longer than a CTA's first pixels.
+    // A division of 64 bits takes longer than a CTA's first pixels. Entries are fewer than 2^31.
     const auto share = [&](int64_t all, int of) {
-      return plan.list.wide ? (all + of - 1) / of
-                            : int64_t{(static_cast<uint32_t>(all) + of - 1) / static_cast<uint32_t>(of)};
+      return int64_t{(static_cast<uint32_t>(all) + of - 1) / static_cast<uint32_t>(of)};
     };
     parts = static_cast<int>(max(min(share(entries, kLeastSteps * step), int64_t{plan.parts}), int64_t{1}));
     const int64_t each = share(entries, parts);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void copy_word(Word<T, kN>* to, const Word<T, kN>* fr
 template <class T, int kN>
 __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const NormPlan& plan, int pixel, int channel) {
   int64_t offset = pixel * t.stride[3];
-  if (!plan.even) {
+  if (kN == 1 && !plan.even) {  // words are those of tensors where all is even
     uint32_t n, row, column;
     plan.width.divmod(static_cast<uint32_t>(pixel), &row, &column);
     plan.height.divmod(row, &n, &row);
@@ -161,18 +161,11 @@ __device__ __forceinline__ NormEntry read_entry(const Conv2dParams& as_conv, con
                                                 int64_t entry) {
   NormEntry found = {{-1, 0, 0}, 0, 0};
   if (entry >= part.end) return found;
-  int64_t slot;
-  if (plan.list.wide) {
-    slot = entry / plan.list.pixels_per_block;
-    const int64_t rest = entry % plan.list.pixels_per_block;
-    found.row = static_cast<int>(rest / plan.list.width), found.column = static_cast<int>(rest % plan.list.width);
-  } else {
-    uint32_t s, rest, row, column;
-    plan.list.block_pixels.divmod(static_cast<uint32_t>(entry), &s, &rest);
-    plan.list.block_width.divmod(rest, &row, &column);
-    slot = s, found.row = static_cast<int>(row), found.column = static_cast<int>(column);
-  }
-  const int32_t* const from = as_conv.active.indices + slot * 3;
+  uint32_t slot, rest, row, column;
+  plan.list.block_pixels.divmod(static_cast<uint32_t>(entry), &slot, &rest);
+  plan.list.block_width.divmod(rest, &row, &column);
+  found.row = static_cast<int>(row), found.column = static_cast<int>(column);
+  const int32_t* const from = as_conv.active.indices + int64_t{slot} * 3;
   found.block = {from[0], from[1], from[2]};
   return found;
 }
@@ -233,6 +226,7 @@ __device__ __forceinline__ void pass(const Conv2dParams& as_conv, const NormPlan
         int32_t* const row = memory.row(thread, batch.slot);
         __syncwarp();  // all have read what the row held
         if (thread.lane < entries) row[thread.lane] = pixel_of(as_conv, next);
+#pragma unroll 1
         for (int i = thread.lane + 32; i < entries; i += 32) row[i] = pixel_of(as_conv, entry(batch, i));
         __syncwarp();
       }
@@ -251,9 +245,10 @@ __device__ __forceinline__ void pass(const Conv2dParams& as_conv, const NormPlan
     look_ahead(turn + 1);
   };
   look_ahead(0);
-  for (int turn = 0; turn < plan.ahead; ++turn) start(turn);
-  for (int turn = 0; turn < part.batches; ++turn) {
+#pragma unroll 1  // with the first starts in it: code that is fetched once
+  for (int turn = -plan.ahead; turn < part.batches; ++turn) {
     start(turn + plan.ahead);
+    if (turn < 0) continue;
     if (plan.ahead == kMostAhead)
       cp_async_wait<kMostAhead>();
     else
@@ -276,9 +271,6 @@ struct NormLaunch {
 template <class T, int kN, int kTensors>
 Status plan_norm(const char* op, const TensorView& x, const ActiveView& active, bool third, const DeviceInfo& device,
                  NormLaunch* launch) {
-  const int64_t pixels = x.size[0] * x.size[2] * x.size[3];
-  SBNET_CHECK(pixels <= INT32_MAX, "%s: x: expected fewer than 2^31 pixels, got %lld", op,
-              static_cast<long long>(pixels));
   int& most = launch->most_bytes;
   SBNET_CUDA_TRY(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
   launch->as_conv = {};
@@ -286,6 +278,9 @@ Status plan_norm(const char* op, const TensorView& x, const ActiveView& active, 
   NormPlan& plan = launch->plan;
   plan = {};
   plan.list = portable::PixelList(launch->as_conv);
+  const int64_t pixels = x.size[0] * x.size[2] * x.size[3];
+  SBNET_CHECK(pixels <= INT32_MAX && !plan.list.wide, "%s: x: expected fewer than 2^31 pixels, got %lld", op,
+              static_cast<long long>(pixels));
   plan.height = FastDiv(x.size[2]), plan.width = FastDiv(x.size[3]);
   // Fewer words where a quarter of them would be of no channel.
   const int64_t words = x.size[1] / kN;
