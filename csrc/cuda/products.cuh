@@ -23,6 +23,13 @@ __device__ __forceinline__ float exp2_approx(float v) {
   return r;
 }
 
+// 1 / v, one instruction; 0 where that is not normal.
+__device__ __forceinline__ float reciprocal_approx(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
 // Of `threads` threads, a whole number of warps; id: 1 to 15.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -5,6 +5,7 @@ that join its launch. They read and write active blocks, forward and backward; e
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,50 @@ class Pool(torch.autograd.Function):
         return found, *[None] * 9
 
 
+class Readers:
+    """The layers that read an open map. In a backward pass they hold what they give of it for the last one, which adds
+    it to its own: autograd would add whole planes."""
+
+    def __init__(self, source: Any, plane: Plane) -> None:
+        self.source, self._plane = source, plane
+        self._nodes: list[weakref.ref] = []
+        self._task, self._last = -1, True
+        self._held: Tensor | None = None
+        self._done: set[int] = set()
+
+    def join(self, node: Any) -> int:
+        self._nodes.append(weakref.ref(node))
+        return len(self._nodes) - 1
+
+    def take(self, reader: int) -> Tensor | None:
+        """What the others held, for the last one; before it gives its own."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task, self._held, self._done = task, None, set()
+        self._done.add(reader)
+        rest = [node() for k, node in enumerate(self._nodes) if k not in self._done]
+        self._last = not any(node is not None and torch._C._will_engine_execute_node(node) for node in rest)
+        held = self._held
+        if self._last:
+            self._held = None
+        return held if self._last else None
+
+    def give(self, grad: Tensor | None, taken: Tensor | None) -> Tensor | None:
+        """The map's gradient from the last one; from the others nothing, yet. taken: what is still to be added."""
+        if self._last:
+            return self._sum(grad, taken)
+        self._held = self._sum(grad, self._held)
+        return None
+
+    def _sum(self, a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        if a is None or b is None:
+            return b if a is None else a
+        indices, count, _, grid = self._plane.lists()
+        found = like(a, a.shape)
+        _ops.sparse_pointwise_(a, b, None, None, None, indices, count, grid, "add a", found, None, None)
+        return found
+
+
 @dataclass
 class Norm:
     """A batch norm, the sum and the activation that follow it."""
@@ -119,9 +164,11 @@ class Norm:
     def kept(self, ctx: Any, x: Tensor, weight: Any, bias: Any, out: Any) -> tuple:
         return x.detach(), weight, bias, out
 
-    def gradients(self, ctx: Any, grad: Tensor) -> tuple:
+    def gradients(self, ctx: Any, grad: Tensor, others: Tensor | None) -> tuple:
         x, weight, bias, given = ctx.saved_tensors
         given = _still(ctx.given) if given is None else given
+        if is_channels_last(x) and not is_channels_last(grad):  # as a mean's is
+            grad = grad.contiguous(memory_format=torch.channels_last)
         grad_x = like(x, x.shape)
         added = like(x, x.shape) if ctx.added else None
         params = _ops.sparse_batch_norm2d_backward_(
@@ -132,7 +179,7 @@ class Norm:
             note_clean(grad_x)
         return (
             grad_x, None if weight is None else params[0].to(weight.dtype),
-            None if bias is None else params[1].to(bias.dtype), added,
+            None if bias is None else params[1].to(bias.dtype), added, others,
         )  # fmt: skip
 
 
@@ -168,7 +215,7 @@ class Conv:
         ctx.weight_dtype, ctx.weight_form = weight.dtype, is_channels_last(weight)
         return x.detach(), self.same, self.turned, bias, out
 
-    def gradients(self, ctx: Any, grad: Tensor) -> tuple:
+    def gradients(self, ctx: Any, grad: Tensor, others: Tensor | None) -> tuple:
         x, same, turned, bias, given = ctx.saved_tensors
         given = _still(ctx.given) if given is None else given
         lists = indices, count, block_map, grid = self.plane.lists()
@@ -200,27 +247,30 @@ class Conv:
             grad_weight = grad_weight.to(ctx.weight_dtype) if need_weight else None
             grad_bias = summed.to(bias.dtype) if wanted else None
         if need_x:
-            grad_x = self._of_x(x, g, same, turned, list(lists))
-        return grad_x, grad_weight, grad_bias, g if ctx.added else None
+            grad_x, others = self._of_x(x, g, same, turned, list(lists), others)
+        return grad_x, grad_weight, grad_bias, g if ctx.added else None, others
 
-    def _of_x(self, x: Tensor, g: Tensor, same: Tensor, turned: Tensor | None, lists: list) -> Tensor:
+    def _of_x(
+        self, x: Tensor, g: Tensor, same: Tensor, turned: Tensor | None, lists: list, others: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """x's gradient, and what of the others' is still to be added to it."""
         stride, padding, dilation = self.window
         kernel = list(same.shape[2:])
         if self.x_plane is None:
             x_lists = read_lists(lists, kernel, self.window, x.shape[2:])
-            return input_gradient(g, same, x, lists, x_lists, self.window, self.groups, False)
+            return input_gradient(g, same, x, lists, x_lists, self.window, self.groups, False), others
         indices, count, x_map, grid = self.x_plane.lists()
         if kernel == [1, 1] and stride != [1, 1]:
             x_lists = [indices, count, x_map, grid]
-            return input_gradient(g, same, x, lists, x_lists, self.window, self.groups, False)
+            return input_gradient(g, same, x, lists, x_lists, self.window, self.groups, False), others
         found = like(x, x.shape)
         if turned is not None:
             opposite = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
             _ops.sparse_conv2d_(
-                g, turned, None, None, None, indices, count, grid, [1, 1], opposite, dilation, 1, "none", 0.0, False,
+                g, turned, None, others, None, indices, count, grid, [1, 1], opposite, dilation, 1, "none", 0.0, False,
                 False, found, None, None, None,
             )  # fmt: skip
-            return found
+            return found, None
         least = [
             (n - 1) * s - 2 * p + d * (k - 1) + 1
             for n, s, p, d, k in zip(g.shape[2:], stride, padding, dilation, kernel, strict=True)
@@ -230,7 +280,7 @@ class Conv:
             g, same, None, None, None, indices, count, grid, stride, padding, more, dilation, self.groups, "none", 0.0,
             False, found, None, None,
         )  # fmt: skip
-        return found
+        return found, others
 
 
 class Layer(torch.autograd.Function):
@@ -243,6 +293,7 @@ class Layer(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.of, ctx.added, ctx.residual, ctx.given = of, added, None, None
+        ctx.read = ctx.read_residual = None  # Readers of x and of the residual, and which of them this is
         out = like(x, of.shape(x, weight)) if at is None else at
         if at is not None:
             ctx.mark_dirty(at)
@@ -257,10 +308,16 @@ class Layer(torch.autograd.Function):
     @staticmethod
     @first_derivatives
     def backward(ctx: Any, grad: Tensor | None) -> tuple:  # type: ignore[override]
-        if grad is None:  # of a map that became another before anything was computed
-            return (None,) * 8
-        found, weight, bias, added = ctx.of.gradients(ctx, grad)
+        taken = None if ctx.read is None else ctx.read[0].take(ctx.read[1])
+        found = weight = bias = added = None  # of a map that became another before anything was computed
+        if grad is not None:
+            found, weight, bias, added, taken = ctx.of.gradients(ctx, grad, taken)
+        if ctx.read is not None:
+            found = ctx.read[0].give(found, taken)
         of_at, residual = (added, None) if ctx.added == 2 else (None, added)
+        if ctx.read_residual is not None:
+            readers, own = ctx.read_residual
+            residual = readers.give(residual, readers.take(own))
         return of_at, found, weight, bias, residual, None, None, None
 
 

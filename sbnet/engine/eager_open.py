@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, fits, told
+from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, Readers, fits, told
 from sbnet.engine.eager_losses import Product, Total
+from sbnet.engine.eager_once import Counts, Weights
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
 from sbnet.ops.masked.conv import autocast
@@ -61,6 +62,7 @@ class _Open:
     ring: bool = False  # are the pixels next to its blocks 0?
     wants_ring: bool = False  # of the gradient
     node: Any = None  # its grad_fn when it was noted: where another made it since, what is pending is not its history
+    readers: Readers | None = None
 
 
 class OpenMaps:
@@ -69,7 +71,8 @@ class OpenMaps:
     def __init__(self, mode: masked) -> None:
         self._mode = weakref.proxy(mode)
         self._seen: list[weakref.ref] = []  # of all that were ever open
-        self._weights: dict[Any, Any] = {}
+        self.counts = Counts()
+        self._weights = Weights()
         self._fringes: dict[Any, Fringe] = {}
 
     # ---- what is known
@@ -152,6 +155,7 @@ class OpenMaps:
 
     def finish(self, failed: bool) -> None:
         """Who holds a map when the context ends may do anything with it."""
+        self.counts.flush()
         living = [x for x in (reference() for reference in self._seen) if x is not None]
         for x in living if not failed else ():
             self.settle(x)
@@ -167,20 +171,25 @@ class OpenMaps:
 
     # ---- layers
 
+    def _layer(self, at: Tensor | None, p: _Pending, now: bool, of: Any = None) -> Tensor:
+        """A layer's node. Who reads the same open map adds up its gradient with this one."""
+        residual = p.residual if p.added == 1 else None
+        out = Layer.apply(at, p.x, p.weight, p.bias, residual, p.of if of is None else of, now, p.added)
+        if out.grad_fn is not None:
+            out.grad_fn.read = self._read(p.x, out.grad_fn)
+            out.grad_fn.read_residual = self._read(residual, out.grad_fn)
+        return out
+
+    def _read(self, x: Tensor | None, node: Any) -> tuple[Readers, int] | None:
+        known = self.of(x)
+        if known is None or x is None or x.grad_fn is None:
+            return None
+        if known.readers is None or known.readers.source is not x.grad_fn:
+            known.readers = Readers(x.grad_fn, known.plane)
+        return known.readers, known.readers.join(node)
+
     def _plane(self, size: Any) -> Plane:
         return Plane(self._mode.active(size), self._mode.ring(size))
-
-    def _weight(self, weight: Tensor, dtype: torch.dtype, turn: bool) -> tuple[Tensor, Tensor | None]:
-        """The weight in a dtype and channels_last memory, and turned. A network may use it more than once."""
-        key = id(weight), weight._version, dtype, turn
-        if key not in self._weights:
-            with torch.no_grad():
-                if turn:
-                    found = _ops.turn_conv_weight(weight, dtype)
-                else:
-                    found = weight.detach().to(dtype).contiguous(memory_format=torch.channels_last), None
-            self._weights[key] = weight, found
-        return self._weights[key][1]
 
     def conv(self, x: Tensor, weight: Tensor, bias: Any, size: Any, window: Any, groups: int) -> Tensor:
         stride, padding, dilation = ([*to_pair(v, "masked: window")] for v in window)
@@ -196,12 +205,11 @@ class OpenMaps:
         plane = self._plane(size)
         x_plane = self._plane(x.shape[2:]) if listed else None
         turn = x.is_cuda and groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
-        same, turned = self._weight(weight, x.dtype, turn)
+        same, turned = self._weights.of(weight, x.dtype, turn)
         exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
         of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned)
-        out = Layer.apply(None, x, weight, bias, None, of, False, 0)
-        known = _Open(plane, _Pending(of, x, weight, bias), wants_ring=exact and reach > 0)
-        return self._add(out, known)
+        pending = _Pending(of, x, weight, bias)
+        return self._add(self._layer(None, pending, False), _Open(plane, pending, wants_ring=exact and reach > 0))
 
     def norm(self, x: Tensor, weight: Any, bias: Any, eps: float, follow: list[Any]) -> Tensor:
         """follow: running statistics, and by how much they move; or nothing."""
@@ -209,8 +217,8 @@ class OpenMaps:
         known = self.of(x)
         plane = self._plane(x.shape[2:])
         of = Norm(plane, eps, follow, known is not None and known.wants_ring)
-        out = Layer.apply(None, x, weight, bias, None, of, False, 0)
-        return self._add(out, _Open(plane, _Pending(of, x, weight, bias)))
+        pending = _Pending(of, x, weight, bias)
+        return self._add(self._layer(None, pending, False), _Open(plane, pending))
 
     def activate(self, x: Tensor, name: str, param: float, inplace: bool) -> Tensor | None:
         """As the end of the pending layer; None where it must be an op of its own."""
@@ -232,7 +240,7 @@ class OpenMaps:
             return self._add(x, _Open(known.plane, None, ring=True))
         if inplace:
             known.pending = None
-        out = Layer.apply(x if inplace else None, p.x, p.weight, p.bias, p.residual, of, True, p.added)
+        out = self._layer(x if inplace else None, p, True, of)
         return self._add(out, _Open(known.plane, None, ring=True))
 
     def add(self, a: Tensor, b: Tensor, inplace: bool) -> Tensor | None:
@@ -243,17 +251,10 @@ class OpenMaps:
                 continue
             known, p = found
             self.settle(other)
-            if x is a and inplace:
+            p = replace(p, added=2) if inplace and x is not a else replace(p, residual=other, added=1)
+            if inplace and x is a:
                 known.pending = None
-                p = replace(p, residual=other, added=1)
-                out = Layer.apply(a, p.x, p.weight, p.bias, other, p.of, False, 1)
-            elif inplace:
-                p = replace(p, added=2)
-                out = Layer.apply(a, p.x, p.weight, p.bias, None, p.of, False, 2)
-            else:
-                p = replace(p, residual=other, added=1)
-                out = Layer.apply(None, p.x, p.weight, p.bias, other, p.of, False, 1)
-            return self._add(out, _Open(known.plane, p))
+            return self._add(self._layer(a if inplace else None, p, False), _Open(known.plane, p))
         return None
 
     def pool(

@@ -1,14 +1,16 @@
 """Attention in windows and the rows of tokens as CUDA runs them, on the CPU, by tests/tools/emulator."""
 
 import ctypes
+import functools
 
 import pytest
 import torch
 
 from sbnet import BlockGrid
 from sbnet.ops.masked.token_rows import pack_tokens
+from support.attention_structs import Case as AttentionCase
 from support.emulator import CSRC, TOOLS, emulated_library
-from support.helpers import assert_bitwise, random_active
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, random_active
 from support.window_cases import Case, squares
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -17,9 +19,14 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    files = "attention/window_attention", "attention/window_attention_simt", "masked/token_rows"
+    files = (
+        "attention/window_attention", "attention/window_attention_simt", "masked/token_rows", "sm90/attention/listed"
+    )  # fmt: skip
     kernels = [CSRC / f"cuda/{name}.cu" for name in files]
-    names = ("grid", "layer", "memory", "settled", "window", "attention/window_attention", "masked/token_rows")
+    names = (
+        "grid", "layer", "memory", "settled", "window", "attention/window_attention", "attention/attention",
+        "attention/layout", "masked/token_rows",
+    )  # fmt: skip
     core = [CSRC / f"core/{name}.cpp" for name in names]
     return emulated_library(tmp_path_factory, "window", kernels, [TOOLS / "entry_window.cpp", *core])
 
@@ -35,7 +42,8 @@ def int64s(*numbers: int) -> ctypes.Array:
 
 
 def window_attention(
-    library, q, k, v, rows, keys, active, out, *, starts, heads, dim, value_dim, scale, normalize=0.0, **given
+    library, q, k, v, rows, keys, active, out, *, starts, heads, dim, value_dim, scale, normalize=0.0,
+    multiprocessors=0, seed=1, **given,
 ) -> None:  # fmt: skip
     bias, high, wide = (given.get(name) for name in ("bias", "row_table", "column_table"))
     views = [n for t in (q, k, v, out) for n in (*t.shape, *t.stride())]
@@ -58,7 +66,10 @@ def window_attention(
     )  # fmt: skip
     tensors = [q, k, v, out, rows.contiguous(), keys.contiguous(), active.block_map, *map(given.get, names)]
     pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
-    run(library.emulate_window_attention, pointers, numbers, ctypes.c_float(scale), ctypes.c_float(normalize))
+    run(
+        library.emulate_window_attention, pointers, numbers, ctypes.c_float(scale), ctypes.c_float(normalize),
+        ctypes.c_int64(multiprocessors), seed=seed,
+    )  # fmt: skip
 
 
 def check(library, *arguments, **options) -> None:
@@ -108,6 +119,58 @@ def test_listed_rows_and_keys(emulated, dtype, biased):
     bias = {"bias": torch.randn(1, 2, 384, 384)} if biased else {}
     rows = torch.arange(1, 385)[None]
     check(emulated, dtype, (16, 24), rows, listed=True, density=0.6, **bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("multiprocessors", [1, 99])
+@pytest.mark.parametrize(("dim", "value_dim", "size", "density"), [(64, 64, (20, 36), 0.7), (24, 40, (9, 11), 0.3)])
+def test_listed_rows_and_keys_on_hopper(emulated, dtype, multiprocessors, dim, value_dim, size, density):
+    """By warpgroups that gather for themselves, two a CTA where rows are many, and one."""
+    rows = torch.arange(1, size[0] * size[1] + 1)[None]
+    for seed in range(2):
+        torch.manual_seed(seed)
+        case = Case(
+            "cpu", dtype, size, rows, dim=dim, value_dim=value_dim, density=density, listed=True, batch=2 - seed
+        )
+        case.call = functools.partial(window_attention, emulated, multiprocessors=multiprocessors, seed=seed + 1)
+        case.check()
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 99])
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float16, 64), (torch.bfloat16, 32)], ids=str)
+def test_packed_tokens_attend_on_hopper(emulated, multiprocessors, dtype, dim):
+    """Up to each image's length, heads of keys shared by two, beside each other or apart."""
+    lengths = [torch.tensor(n, dtype=torch.int32) for n in ([150, 0, 61, 999], [133, 200, 1, -3])]
+    q, k, v = (torch.randn(4, n, h, dim).to(dtype).transpose(1, 2) for n, h in ((150, 4), (200, 2), (200, 2)))
+    for b, (some, every) in enumerate(zip(*lengths, strict=True)):
+        q[b, :, max(some, 0) :] = torch.nan
+        k[b, :, max(every, 0) :] = v[b, :, max(every, 0) :] = torch.nan
+    for given in ((q, k, v), (q.contiguous(), k.contiguous(), v.contiguous())):
+        case = AttentionCase(*given, q_lengths=lengths[0], k_lengths=lengths[1])
+        params = case.params()
+        run(emulated.emulate_packed_attention, ctypes.byref(params), ctypes.c_int64(multiprocessors))
+        case.q_lengths, case.k_lengths = (n.clamp(0, t.shape[2]) for n, t in zip(lengths, (q, k), strict=True))
+        out, lse = case.reference(torch.float64)
+        assert_as_accurate_as_torch(case.out, case.reference(dtype)[0], out)
+        torch.testing.assert_close(case.lse.double(), lse, atol=2e-3, rtol=0)
+
+
+def test_packed_tokens_of_many_images_on_hopper(emulated):
+    """More than a warp has lanes; none, some or all of each image's tokens are there."""
+    lengths = torch.randint(0, 91, (40,), dtype=torch.int32)
+    q, k, v = (torch.randn(40, 90, 2, 64).half().transpose(1, 2) for _ in range(3))
+    case = AttentionCase(q, k, v, q_lengths=lengths, k_lengths=lengths)
+    run(emulated.emulate_packed_attention, ctypes.byref(case.params()), ctypes.c_int64(99))
+    out, lse = case.reference(torch.float64)
+    assert_as_accurate_as_torch(case.out, case.reference(torch.float16)[0], out)
+    torch.testing.assert_close(case.lse.double(), lse, atol=2e-3, rtol=0)
+
+
+def test_no_listed_key_gives_zeros_on_hopper(emulated):
+    case = Case("cpu", torch.float16, (8, 8), torch.arange(1, 65)[None], listed=True, density=1.0)
+    case.options["key_lengths"] = torch.zeros(2, dtype=torch.int32)
+    case.call = functools.partial(window_attention, emulated, multiprocessors=1)
+    assert not case.run().any()
 
 
 def test_what_points_past_the_plane_is_padding(emulated):

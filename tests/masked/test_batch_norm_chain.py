@@ -163,14 +163,16 @@ def test_a_gradient_without_what_the_activation_gave_has_no_residual(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(5, 3, 3, 3), (64, 40, 1, 1), (33, 70, 3, 5)], ids=str)
-def test_turned_weights(device, shape, dtype):
-    weight = tensor(shape, torch.float32, device)
-    same, turned = OPS.turn_conv_weight(weight, dtype)
-    assert torch.equal(same, weight.to(dtype))
-    assert torch.equal(turned, weight.flip(2, 3).transpose(0, 1).to(dtype))
-    assert same.is_contiguous(memory_format=torch.channels_last)
-    assert turned.is_contiguous(memory_format=torch.channels_last)
+def test_turned_weights(device, dtype):
+    """More of them than a launch takes, one of another dtype, one of nothing."""
+    shapes = [(5, 3, 3, 3), (64, 40, 1, 1), (33, 70, 3, 5), (0, 4, 1, 1)] + [(3, 2, 1, 3)] * 45
+    weights = [tensor(shape, torch.float16 if k == 2 else torch.float32, device) for k, shape in enumerate(shapes)]
+    found = OPS.turn_conv_weights(weights, dtype)
+    for weight, same, turned in zip(weights, found[: len(weights)], found[len(weights) :], strict=True):
+        assert torch.equal(same, weight.to(dtype))
+        assert torch.equal(turned, weight.flip(2, 3).transpose(0, 1).to(dtype))
+        assert same.is_contiguous(memory_format=torch.channels_last)
+        assert turned.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_gradients_of_activations_on_a_list(device):

@@ -362,5 +362,5 @@ def torch_ops() -> set[str]:
         "sparse_conv2d_weight_grad",
         "sparse_layer_norm2d_backward",
         "sparse_pool2d_grad",
-        "turn_conv_weight",
+        "turn_conv_weights",
     }

@@ -120,9 +120,12 @@ def training_samples(device):
                 ring.count,
             ),
         ],
-        "turn_conv_weight": [
-            (tensor((9, 5, 3, 3), torch.float32, device), torch.bfloat16),
-            (laid_out(tensor((8, 16, 1, 1), torch.float16, device), "channels_last"), torch.float16),
+        "turn_conv_weights": [
+            (
+                [tensor((9, 5, 3, 3), torch.float32, device), tensor((8, 16, 1, 1), torch.float32, device)],
+                torch.bfloat16,
+            ),
+            ([laid_out(tensor((8, 16, 1, 1), torch.float16, device), "channels_last")], torch.float16),
         ],
         "sparse_activation_grad_": [
             (dy, x, None, *lists, g, "gelu", 0.0, torch.empty_like(x), None, None),

@@ -32,6 +32,8 @@ from sanitize_convs import some_active
 from sanitize_gradients import GRADIENTS
 
 from support.op_samples import op_samples
+from support.window_cases import Case as WindowCase
+from support.window_cases import squares
 
 
 def reduce_mask(device: str) -> None:
@@ -263,6 +265,24 @@ def attention(device: str) -> None:
             assert error < 2e-2, (layout, dtype, dim, error)
 
 
+def windows(device: str) -> None:
+    """Attention in windows, and of listed pixels to listed ones: few rows, and more than multiprocessors."""
+    for dtype, dim in ((torch.float16, 64), (torch.bfloat16, 24), (torch.float32, 32)):
+        WindowCase(device, dtype, (14, 21), squares(14, 21, 7), dim=dim, bias=torch.randn(1, 2, 49, 49)).check()
+        for size, heads in (((9, 11), 2), ((64, 64), 12)):
+            rows = torch.arange(1, size[0] * size[1] + 1)[None]
+            WindowCase(device, dtype, size, rows, heads=heads, dim=dim, listed=True, density=0.2, batch=1).check()
+    q, k, v = (torch.randn(3, 300, 64, device=device).half() for _ in range(3))
+    lengths = torch.tensor([300, 0, 131], dtype=torch.int32, device=device)
+    got = sbnet.block_attention(q, k, v, AttentionLayout.dense(), heads=1, q_lengths=lengths, k_lengths=lengths)
+    for n, length in enumerate(lengths.tolist()):
+        scores = q[n, :length].double() @ k[n, :length].double().T / 8
+        torch.testing.assert_close(
+            got[n, :length].double(), scores.softmax(-1) @ v[n, :length].double(), rtol=0, atol=1e-2
+        )
+        assert not got[n, length:].any()
+
+
 def weights(device: str) -> None:
     """Products of every block size, their weights' gradients, 1x1 convolutions on active blocks."""
     for size, dtype, ragged in itertools.product(
@@ -350,7 +370,9 @@ def main() -> None:
         pointwise,
         convs.bottleneck,
     )
-    families = {f.__name__: f for f in (*plain, attention, weights, blockconv, samples, *GRADIENTS, *convs.TILES)}
+    families = {
+        f.__name__: f for f in (*plain, attention, windows, weights, blockconv, samples, *GRADIENTS, *convs.TILES)
+    }
     families |= {name: functools.partial(convs.conv, name) for name in convs.CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")

@@ -77,4 +77,36 @@ def layer_gradients(device: str) -> None:
         norm(x, active).square().sum().backward()
 
 
-GRADIENTS = (conv_gradients, layer_gradients)
+def norm_gradients(device: str) -> None:
+    """Batch norms with what follows them: several parts of the list, one, none; words of channels and single ones."""
+    norm, backward = torch.ops.sbnet.sparse_batch_norm2d_, torch.ops.sbnet.sparse_batch_norm2d_backward_
+    for dtype, channels, size, density, channels_last, activation in (
+        (torch.bfloat16, 72, (90, 100), 0.9, True, "relu"),
+        (torch.bfloat16, 64, (37, 41), 0.5, True, "silu"),
+        (torch.float32, 40, (60, 70), 0.5, True, "leaky_relu"),
+        (torch.float16, 5, (37, 41), 0.5, False, "relu"),
+        (torch.bfloat16, 16, (19, 22), 0.0, True, "none"),
+    ):
+        grid = BlockGrid.cover(size, 4)
+        active = some_active((2, *size), grid, density, device)
+        edge = sbnet.fringe(active, active, size, 3, 1, 1)
+        lists = (active.indices, active.count, active.block_map, grid.numbers(), 1e-5, activation, 0.1)
+        form = torch.channels_last if channels_last else torch.contiguous_format
+        x, dy, added, y, dx, of_added = (
+            torch.randn(2, channels, *size, device=device).to(dtype).contiguous(memory_format=form) for _ in range(6)
+        )
+        weight = torch.rand(channels, device=device)
+        residual = None if activation == "silu" else added
+        statistics = norm(
+            x, weight, weight, residual, *lists, y, edge.pixels, edge.count, weight.clone(), weight.clone(), 0.1
+        )
+        given = y if activation in ("relu", "leaky_relu") else None
+        wanted = None if residual is None else of_added
+        backward(dy, x, given, weight, weight, statistics, *lists, dx, wanted, edge.pixels, edge.count)
+        inside = active.pixel_mask(size)
+        want = torch.where(inside, x.float(), 0.0).sum((0, 2, 3)) / inside.sum().clamp(min=1)
+        assert (statistics[:channels] - want).abs().max() < 1e-3
+        assert torch.isfinite(torch.where(inside, dx, 0.0)).all()
+
+
+GRADIENTS = (conv_gradients, layer_gradients, norm_gradients)

@@ -60,17 +60,20 @@ Status validate(const BatchNormGradParams& p) {
 
 }  // namespace sbnet
 
-// What the parts found, then mean, scale and shift of each channel.
+// What a GPU's CTAs find; a CPU's moments, then mean, scale and shift of each channel.
 int64_t sbnet_sparse_batch_norm2d_workspace_bytes(const sbnet::BatchNormParams* p) {
   using namespace sbnet;
   if (!p->x.size[0]) return 0;
-  const int64_t of_list = size_product({kMostNormParts, 2 * p->x.size[1] + 1, 4});         // a GPU's parts
-  const int64_t of_plane = fold_bytes(parts_of(*p, kCudaPartPixels), FoldKind::kMoments);  // no more on a CPU
-  return (of_list > of_plane ? of_list : of_plane) + size_product({3, p->x.size[1], 4});
+  const int64_t on_gpu = norm_bytes(p->x), channels = p->x.size[1];
+  const int64_t of_plane = fold_bytes(parts_of(*p, kCpuPartPixels), FoldKind::kMoments);
+  const int64_t on_cpu = of_plane + size_product({3, channels, 4});
+  return on_gpu > on_cpu ? on_gpu : on_cpu;
 }
 
-// [parts, 2, C] sums of g and g (x - mean), in double on a CPU, then six numbers a channel; a CPU's sums of a block.
+// What a GPU's CTAs find; a CPU's [parts, 2, C] sums of g and g (x - mean) in double, six numbers a channel, sums of a
+// block.
 int64_t sbnet_sparse_batch_norm2d_backward_workspace_bytes(const sbnet::BatchNormGradParams* p) {
   using namespace sbnet;
-  return size_product({kMostNormParts * 6 + 6, p->x.size[1], 4});
+  const int64_t on_gpu = norm_bytes(p->x), on_cpu = size_product({kMostNormParts * 6 + 6, p->x.size[1], 4});
+  return on_gpu > on_cpu ? on_gpu : on_cpu;
 }

@@ -74,8 +74,16 @@ SBNET_HOST_DEVICE inline void follow(const BatchNormFollowParams& p, int64_t c) 
   follow(p, c, p.statistics[c], p.statistics[p.channels + c], p.statistics[2 * p.channels]);
 }
 
-// Parts of the list whose sums are found one by one: no more than a few hundred, whatever its capacity.
+// Parts of the list whose sums a CPU finds one by one: no more than a few hundred, whatever its capacity.
 constexpr int32_t kMostNormParts = 128;
+// CTAs of a GPU, one a multiprocessor at most, and channels of one of them.
+constexpr int32_t kMostNormCtas = 256, kNormColumn = 64;
+// What a GPU's CTAs find: two numbers of each channel, and how many pixels. Columns of channels beyond the number of
+// CTAs have one part of the list each.
+inline int64_t norm_bytes(const TensorView& x) {
+  const int64_t channels = x.size[1] + kNormColumn, least = int64_t{kMostNormCtas} * kNormColumn;
+  return size_product({channels > least ? channels : least, 3, 4});
+}
 
 }  // namespace sbnet
 

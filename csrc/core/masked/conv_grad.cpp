@@ -44,7 +44,7 @@ Status validate(const ConvWeightGradParams& params) {
 }
 
 Status validate(const TurnWeightParams& p) {
-  constexpr const char* op = "turn_conv_weight";
+  constexpr const char* op = "turn_conv_weights";
   SBNET_CHECK(is_compute_dtype(p.weight.dtype), "%s: weight: dtype: expected float32, float16 or bfloat16, got %s", op,
               dtype_name(p.weight.dtype));
   SBNET_CHECK(is_compute_dtype(p.same.dtype), "%s: dtype: expected float32, float16 or bfloat16, got %s", op,
@@ -55,6 +55,11 @@ Status validate(const TurnWeightParams& p) {
               op);
   SBNET_TRY(check_shape(op, "same", p.same, p.same.dtype, {{K, C, R, S}, "that of weight"}));
   return check_shape(op, "turned", p.turned, p.same.dtype, {{C, K, R, S}, "C, K, R, S"});
+}
+
+Status validate(const TurnWeightsParams& p) {
+  for (int64_t k = 0; k < p.count; ++k) SBNET_TRY(validate(p.weights[k]));
+  return ok_status();
 }
 
 }  // namespace sbnet

@@ -21,11 +21,18 @@ struct TurnWeightParams {
   TensorView turned;  // [C, K, R, S] of that dtype, packed channels_last
 };
 
+// Several of them: on a GPU a launch for all.
+struct TurnWeightsParams {
+  const TurnWeightParams* weights;
+  int64_t count;
+};
+
 // Shapes, dtypes, grid against plane. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const ConvWeightGradParams& p);
 SBNET_EXPORT Status validate(const TurnWeightParams& p);
+SBNET_EXPORT Status validate(const TurnWeightsParams& p);
 
 }  // namespace sbnet
 
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv2d_weight_grad, ConvWeightGradParams)
-SBNET_DECLARE(turn_conv_weight, TurnWeightParams)
+SBNET_DECLARE(turn_conv_weights, TurnWeightsParams)

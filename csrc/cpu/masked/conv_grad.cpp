@@ -169,10 +169,10 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
   return ok_status();
 }
 
-sbnet::Status sbnet_turn_conv_weight_cpu(const sbnet::TurnWeightParams* params, const sbnet::Parallel* parallel) {
-  using namespace sbnet;
-  const TurnWeightParams& p = *params;
-  SBNET_TRY(validate(p));
+namespace sbnet {
+namespace {
+
+void turn(const TurnWeightParams& p, const Parallel& parallel) {
   const int64_t K = p.weight.size[0], C = p.weight.size[1], R = p.weight.size[2], S = p.weight.size[3];
   const int64_t taps = R * S;
   by_dtype<Half, BFloat16>(p.weight.dtype, [&](auto from) {
@@ -183,7 +183,7 @@ sbnet::Status sbnet_turn_conv_weight_cpu(const sbnet::TurnWeightParams* params, 
       // 16 by 16 channels at a time: of each side whole cache lines.
       constexpr int64_t kTile = 16;
       const int64_t tiles = ceil_div(K, kTile) * ceil_div(C, kTile);
-      parallel_for(*parallel, taps * tiles, 1 + 64 / taps, [&](int64_t begin, int64_t end) {
+      parallel_for(parallel, taps * tiles, 1 + 64 / taps, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; ++task) {
           const int64_t tap = task % taps, tile = task / taps, first_c = tile % ceil_div(C, kTile) * kTile;
           const int64_t first_k = tile / ceil_div(C, kTile) * kTile, other = taps - 1 - tap;
@@ -206,5 +206,14 @@ sbnet::Status sbnet_turn_conv_weight_cpu(const sbnet::TurnWeightParams* params, 
       });
     });
   });
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_turn_conv_weights_cpu(const sbnet::TurnWeightsParams* params, const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  SBNET_TRY(validate(*params));
+  for (int64_t k = 0; k < params->count; ++k) turn(params->weights[k], *parallel);
   return ok_status();
 }

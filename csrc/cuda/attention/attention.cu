@@ -5,6 +5,7 @@
 #include "cuda/capability.h"
 #ifdef SBNET_SM90
 #include "cuda/sm90/attention/attention.h"
+#include "cuda/sm90/attention/listed.h"
 #endif
 
 namespace sbnet::portable {
@@ -77,6 +78,7 @@ sbnet::Status sbnet_block_attention_cuda(const sbnet::AttentionParams* p, [[mayb
   SBNET_TRY(current_device(portable::kAttentionOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
 #ifdef SBNET_SM90
+  if (portable::hopper(device) && sm90::listed_attention_takes(*p)) return sm90::listed_attention(*p, device, stream);
   if (portable::hopper(device) && sm90::block_attention_takes(*p))
     return sm90::block_attention(*p, workspace, device, stream);
 #endif

@@ -2,6 +2,10 @@
 // image. The window's active rows and keys are listed in shared memory first, so that cost follows them, not the
 // window.
 #include "cuda/attention/window_attention.cuh"
+#ifdef SBNET_SM90
+#include "cuda/capability.h"
+#include "cuda/sm90/attention/listed.h"
+#endif
 
 namespace sbnet::portable {
 namespace {
@@ -352,6 +356,10 @@ sbnet::Status sbnet_window_attention_cuda(const sbnet::WindowAttentionParams* p,
   DeviceInfo device;
   SBNET_TRY(current_device(kWindowOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
+#ifdef SBNET_SM90
+  if (select_capability(device) == 90 && sm90::listed_attention_takes(*p))
+    return sm90::listed_attention(*p, device, stream);
+#endif
   if (p->q.dtype == DType::kF32) return launch_window_attention_simt(*p, device, stream);
   return p->q.dtype == DType::kF16 ? launch_with<__half>(*p, device, stream)
                                    : launch_with<__nv_bfloat16>(*p, device, stream);

@@ -1,6 +1,7 @@
 // Activations of float32 and their gradients, chosen at run time: of the passes that training takes over a plane.
 #pragma once
 #include "core/activation.h"
+#include "cuda/common.cuh"
 
 namespace sbnet {
 namespace {

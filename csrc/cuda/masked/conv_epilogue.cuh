@@ -15,10 +15,6 @@ __device__ __forceinline__ void each(float (&v)[kRows][kN], F f) {
 #pragma unroll
     for (int e = 0; e < kN; ++e) v[i][e] = f(v[i][e]);
 }
-// SiLU of results that are rounded to 16 bits, without a branch: the exact quotient has one, which lines the values of
-// a thread up one after the other. NaN of -inf, as PyTorch has it.
-__device__ __forceinline__ float silu_short(float x) { return __fdividef(x, 1.f + __expf(-x)); }
-
 // The switch stays outside the loop: one for many values. kShort: of results that are rounded to 16 bits.
 template <bool kShort = false, int kRows, int kN>
 __device__ __forceinline__ void activate(Activation activation, float param, float (&v)[kRows][kN]) {

@@ -1,4 +1,4 @@
-// Rows of tokens on CUDA: lists by a CTA an image, copies by a warp a row.
+// Rows of tokens on CUDA: lists by CTAs of some thousand pixels, copies by a warp a row.
 #include "core/masked/token_rows.h"
 #include "cuda/common.cuh"
 #include "cuda/scan.cuh"
@@ -6,50 +6,78 @@
 namespace sbnet {
 namespace {
 
-constexpr int kThreads = 1024, kMostOfThread = 64;  // pixels of a thread at a time: the bits of a word
+constexpr int kThreads = 1024;  // pixels that a CTA lists at a time
 constexpr int kRowThreads = 256, kRowsOfCta = kRowThreads / 32;
 
-__global__ void __launch_bounds__(kThreads) pack_tokens_kernel(const PackTokensParams p, FastDiv columns) {
+struct PackArgs {
+  PackTokensParams p;
+  FastDiv columns, block_rows, block_columns;
+  int32_t parts, rows;  // CTAs of an image, and rows of pixels of each
+};
+
+// How many active pixels an image has, and how many of them lie in the rows before `row`: blocks tile the plane.
+__device__ int active_pixels(const PackTokensParams& p, const int32_t* map, int row, int* sums, int* before) {
+  const BlockGrid& g = p.grid;
+  int all = 0, some = 0;
+  for (int b = threadIdx.x; b < g.count[0] * g.count[1]; b += kThreads) {
+    if (map[b] < 0) continue;
+    const int y = b / g.count[1] * g.size[0], x = b % g.count[1] * g.size[1];
+    const int high = min(g.size[0], p.height - y), wide = min(g.size[1], p.width - x);
+    all += high * wide, some += min(max(row - y, 0), high) * wide;
+  }
+  sum_before<kThreads>(some, sums, before);
+  __syncthreads();
+  int count;
+  sum_before<kThreads>(all, sums, &count);
+  __syncthreads();
+  return count;
+}
+
+// kTiles: blocks tile the plane. Of other grids, whose blocks may overlap, one CTA counts pixels as it goes.
+template <bool kTiles>
+__global__ void __launch_bounds__(kThreads) pack_tokens_kernel(const PackArgs a) {
   __shared__ int sums[kThreads / 32];
-  const int64_t n = blockIdx.x, tokens = p.tokens();
-  const int pixels = p.height * p.width;
+  const PackTokensParams& p = a.p;
+  const int64_t n = blockIdx.x / a.parts, tokens = p.tokens();
+  const int part = blockIdx.x % a.parts, first = part * a.rows, end = min(first + a.rows, p.height) * p.width;
   grid_dependency_wait();
+  grid_dependency_release();
   const int32_t* map = p.block_map + n * p.grid.count[0] * p.grid.count[1];
   int64_t* order = p.order + n * p.capacity;
   int64_t* rows = p.rows + n * tokens;
   uint8_t* mask = p.mask + n * tokens;
-  for (int t = threadIdx.x; t < p.prefix; t += kThreads) order[t] = rows[t] = t, mask[t] = 1;
-  int length = p.prefix;
-  for (int first = 0; first < pixels; first += kThreads * kMostOfThread) {
-    const int some = min(pixels - first, kThreads * kMostOfThread), each = (some + kThreads - 1) / kThreads;
-    const int begin = first + min(static_cast<int>(threadIdx.x) * each, some), end = min(begin + each, first + some);
-    uint64_t bits = 0;
-    for (int i = begin; i < end; ++i) {
-      uint32_t y, x;
-      columns.divmod(i, &y, &x);
-      bits |= static_cast<uint64_t>(covered(map, p.grid, y, x)) << (i - begin);
-    }
-    int all, at = length + sum_before<kThreads>(__popcll(bits), sums, &all);
+  int before = 0, active = kTiles ? active_pixels(p, map, first, sums, &before) : 0;
+  int length = p.prefix + before;  // rows so far
+  for (int i = first * p.width + threadIdx.x; i - static_cast<int>(threadIdx.x) < end; i += kThreads) {
+    uint32_t y, x;
+    a.columns.divmod(i, &y, &x);
+    const bool there =
+        i < end && (kTiles ? map[a.block_rows.quotient(y) * p.grid.count[1] + a.block_columns.quotient(x)] >= 0
+                           : covered(map, p.grid, y, x));
+    int all;
+    const int at = length + sum_before<kThreads>(there, sums, &all);
     length += all;
-    for (int i = begin; i < end; ++i) {
-      const bool there = bits >> (i - begin) & 1;
+    if (i < end) {
       const int64_t token = int64_t{p.prefix} + i;
       mask[token] = there;
-      if (there) order[at++] = token;
-      rows[token] = max(at - 1, 0);
+      if (there) order[at] = token;
+      rows[token] = max(there ? at : at - 1, 0);
     }
     __syncthreads();
   }
-  for (int t = threadIdx.x; t < p.suffix; t += kThreads) {
-    const int64_t token = int64_t{p.prefix} + pixels + t;
-    order[length + t] = token, rows[token] = length + t, mask[token] = 1;
+  length = kTiles ? p.prefix + active + p.suffix : length + p.suffix;
+  if (part == 0) {
+    for (int t = threadIdx.x; t < p.prefix; t += kThreads) order[t] = rows[t] = t, mask[t] = 1;
+    for (int t = threadIdx.x; t < p.suffix; t += kThreads) {
+      const int64_t token = tokens - p.suffix + t;
+      order[length - p.suffix + t] = token, rows[token] = length - p.suffix + t, mask[token] = 1;
+    }
+    if (threadIdx.x == 0) p.lengths[n] = length;
   }
-  length += p.suffix;
-  for (int r = threadIdx.x; r < p.capacity; r += kThreads) {
+  for (int r = part * kThreads + threadIdx.x; r < p.capacity; r += a.parts * kThreads) {
     p.filled[n * p.capacity + r] = r < length;
     if (r >= length) order[r] = 0;
   }
-  if (threadIdx.x == 0) p.lengths[n] = length;
 }
 
 // T: as much as is copied at a time; words of it a row.
@@ -145,8 +173,21 @@ sbnet::Status sbnet_pack_tokens_cuda(const sbnet::PackTokensParams* p, void* str
   if (!p->batch) return ok_status();
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, pack_tokens_kernel, dim3(static_cast<unsigned>(p->batch)),
-                                       dim3(kThreads), 0, static_cast<cudaStream_t>(stream), *p, FastDiv(p->width)));
+  const BlockGrid& g = p->grid;
+  const auto tiles = [&](int d, int32_t side) {
+    return g.stride[d] == g.size[d] && g.offset[d] == 0 && int64_t{g.size[d]} * g.count[d] >= side;
+  };
+  PackArgs args = {*p, FastDiv(p->width), FastDiv(g.size[0]), FastDiv(g.size[1]), 1, p->height};
+  const bool parted = tiles(0, p->height) && tiles(1, p->width) && p->height && p->width;
+  if (parted) {
+    args.rows = (kThreads + p->width - 1) / p->width;
+    args.parts = (p->height + args.rows - 1) / args.rows;
+  }
+  const int64_t ctas = size_product({p->batch, args.parts});
+  SBNET_CHECK(ctas <= INT32_MAX, "%s: active: expected fewer than 2^31 parts of images", kOp);
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, parted ? pack_tokens_kernel<true> : pack_tokens_kernel<false>,
+                                       dim3(static_cast<unsigned>(ctas)), dim3(kThreads), 0,
+                                       static_cast<cudaStream_t>(stream), args));
   return ok_status();
 }
 

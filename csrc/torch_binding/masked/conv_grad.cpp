@@ -1,6 +1,7 @@
 #include "core/masked/conv_grad.h"
 
 #include <tuple>
+#include <vector>
 
 #include "torch_binding/masked/layer.h"
 
@@ -45,22 +46,33 @@ std::tuple<Tensor, Tensor> sparse_conv2d_weight_grad(Tensor x, Tensor grad, Tens
   return {weight, bias};
 }
 
-// A weight of one group in a dtype, channels_last, and turned: what its gradient of x is a convolution with.
-std::tuple<Tensor, Tensor> turn_conv_weight(Tensor weight, ScalarType dtype) {
-  const char* op = "turn_conv_weight";
-  const Call call(op, "weight", weight);
-  TurnWeightParams p = {};
-  p.weight = view4(op, "weight", weight);
-  const int64_t K = weight.size(0), C = weight.size(1), R = weight.size(2), S = weight.size(3);
-  const Tensor same = empty4(weight, {K, C, R, S}, true, dtype), turned = empty4(weight, {C, K, R, S}, true, dtype);
-  p.same = view4(op, "same", same), p.turned = view4(op, "turned", turned);
-  check(SBNET_KERNELS(turn_conv_weight)(call, &p));
-  return {same, turned};
+// Weights of one group in a dtype, channels_last, and turned: what their gradients of x are convolutions with. First
+// all of the former.
+std::vector<Tensor> turn_conv_weights(std::vector<Tensor> weights, ScalarType dtype) {
+  const char* op = "turn_conv_weights";
+  std::vector<Tensor> found;
+  if (weights.empty()) return found;
+  const Call call(op, "weights", weights[0]);
+  std::vector<TurnWeightParams> all;
+  std::vector<Tensor> turned;
+  for (const Tensor& weight : weights) {
+    call.same_device("weights", weight);
+    TurnWeightParams p = {};
+    p.weight = view4(op, "weight", weight);
+    const int64_t K = weight.size(0), C = weight.size(1), R = weight.size(2), S = weight.size(3);
+    found.push_back(empty4(weight, {K, C, R, S}, true, dtype));
+    turned.push_back(empty4(weight, {C, K, R, S}, true, dtype));
+    p.same = view4(op, "same", found.back()), p.turned = view4(op, "turned", turned.back());
+    all.push_back(p);
+  }
+  const TurnWeightsParams p = {all.data(), static_cast<int64_t>(all.size())};
+  check(SBNET_KERNELS(turn_conv_weights)(call, &p));
+  found.insert(found.end(), turned.begin(), turned.end());
+  return found;
 }
 
 SBNET_TORCH_OPS(ops) {
-  ops.add("turn_conv_weight(Tensor weight, ScalarType dtype) -> (Tensor same, Tensor turned)",
-          TORCH_BOX(&turn_conv_weight));
+  ops.add("turn_conv_weights(Tensor[] weights, ScalarType dtype) -> Tensor[]", TORCH_BOX(&turn_conv_weights));
   ops.add(
       "sparse_conv2d_weight_grad(Tensor x, Tensor grad, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel, "
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool allow_tf32, bool channels_last, bool "

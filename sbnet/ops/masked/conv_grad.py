@@ -141,10 +141,10 @@ def _weight_grad_fake(
     return weight, x.new_empty(channels if with_bias else 0, dtype=torch.float32)
 
 
-@torch.library.register_fake("sbnet::turn_conv_weight")
-def _turn_fake(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    k, c, *kernel = weight.shape
-    return empty4(weight, (k, c, *kernel), True, dtype), empty4(weight, (c, k, *kernel), True, dtype)
+@torch.library.register_fake("sbnet::turn_conv_weights")
+def _turn_fake(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    turned = [empty4(w, (w.shape[1], w.shape[0], *w.shape[2:]), True, dtype) for w in weights]
+    return [empty4(w, tuple(w.shape), True, dtype) for w in weights] + turned
 
 
 def _weight_grad_setup(ctx: Any, inputs: tuple, output: Any) -> None:

@@ -10,20 +10,27 @@ namespace emulator {
 template <class Value>
 struct Index {
   struct {
-    operator unsigned() const { return Value()(); }
+    operator unsigned() const { return Value().x(); }
   } x;
+  struct {
+    operator unsigned() const { return Value().y(); }
+  } y;
 };
 struct Thread {
-  unsigned operator()() const { return self->thread; }
+  unsigned x() const { return self->thread; }
+  unsigned y() const { return 0; }
 };
 struct Block {
-  unsigned operator()() const { return self->cta->block; }
+  unsigned x() const { return self->cta->block % grid_size; }
+  unsigned y() const { return self->cta->block / grid_size; }
 };
 struct Grid {
-  unsigned operator()() const { return grid_size; }
+  unsigned x() const { return grid_size; }
+  unsigned y() const { return grid_rows; }
 };
 struct Threads {
-  unsigned operator()() const { return self->cta->cluster->threads; }
+  unsigned x() const { return self->cta->cluster->threads; }
+  unsigned y() const { return 1; }
 };
 
 }  // namespace emulator
@@ -33,18 +40,22 @@ inline emulator::Index<emulator::Thread> threadIdx;
 inline emulator::Index<emulator::Block> blockIdx;
 inline emulator::Index<emulator::Grid> gridDim;
 
+// CTAs that run at once: those of a cluster, or of a grid whose CTAs wait for one another.
 inline unsigned cluster_size(const cudaLaunchConfig_t* config) {
-  for (unsigned i = 0; i < config->numAttrs; ++i)
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) return config->attrs[i].val.clusterDim.x;
+    if (config->attrs[i].id == cudaLaunchAttributeCooperative) return config->gridDim.x * config->gridDim.y;
+  }
   return 1;
 }
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), const Args&... args) {
   const unsigned ctas = cluster_size(config);
-  emulator::grid_size = config->gridDim.x;
-  if (config->gridDim.x % ctas || config->dynamicSmemBytes > emulator::kSharedBytes) return cudaErrorInvalidValue;
+  const unsigned all = config->gridDim.x * config->gridDim.y;
+  emulator::grid_size = config->gridDim.x, emulator::grid_rows = config->gridDim.y;
+  if (all % ctas || config->dynamicSmemBytes > emulator::kSharedBytes) return cudaErrorInvalidValue;
   emulator::failure.clear();
-  for (unsigned block = 0; block < config->gridDim.x && emulator::failure.empty(); block += ctas)
+  for (unsigned block = 0; block < all && emulator::failure.empty(); block += ctas)
     emulator::run_cluster(block, ctas, config->blockDim.x, [&] { kernel(args...); });
   return emulator::failure.empty() ? cudaSuccess : cudaErrorLaunchFailure;
 }

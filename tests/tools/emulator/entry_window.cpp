@@ -3,6 +3,7 @@
 
 #include "core/attention/window_attention.h"
 #include "core/masked/token_rows.h"
+#include "cuda/sm90/attention/listed.h"
 #include "machine.h"
 
 namespace {
@@ -29,9 +30,10 @@ extern "C" {
 
 // t: q, k, v, out, rows, keys, block_map, active_keys, bias, row_table, column_table, scales, k_fill, v_fill,
 // row_order, row_lengths, key_order, key_lengths; n: dtype, four views, the grid, starts, heads, dim, value_dim,
-// windows, rows, keys, windows of the bias, sides of the tables.
-EMULATED emulate_window_attention(void** t, const int64_t* n, float scale, float normalize, int64_t seed, char* message,
-                                  int64_t room) {
+// windows, rows, keys, windows of the bias, sides of the tables. multiprocessors: of a Hopper GPU, whose own kernel is
+// wanted; 0: the kernel of every GPU is.
+EMULATED emulate_window_attention(void** t, const int64_t* n, float scale, float normalize, int64_t multiprocessors,
+                                  int64_t seed, char* message, int64_t room) {
   using namespace sbnet;
   WindowAttentionParams p = {};
   const int64_t dtype = *n++;
@@ -51,7 +53,22 @@ EMULATED emulate_window_attention(void** t, const int64_t* n, float scale, float
   }
   p.scale = scale, p.normalize = normalize;
   begin(seed);
-  return told(sbnet_window_attention_cuda(&p, nullptr), message, room);
+  if (!multiprocessors) return told(sbnet_window_attention_cuda(&p, nullptr), message, room);
+  const Status valid = validate_on_cuda(p);
+  if (!valid.ok()) return told(valid, message, room);
+  if (!sm90::listed_attention_takes(p)) return told(make_status(Code::kInvalidArgument, "not taken"), message, room);
+  return told(sm90::listed_attention(p, {2, static_cast<int>(multiprocessors), 90}, nullptr), message, room);
+}
+
+// Of packed tokens, by Hopper's kernel.
+EMULATED emulate_packed_attention(const sbnet::AttentionParams* p, int64_t multiprocessors, int64_t seed, char* message,
+                                  int64_t room) {
+  using namespace sbnet;
+  begin(seed);
+  const Status valid = validate(*p);
+  if (!valid.ok()) return told(valid, message, room);
+  if (!sm90::listed_attention_takes(*p)) return told(make_status(Code::kInvalidArgument, "not taken"), message, room);
+  return told(sm90::listed_attention(*p, {2, static_cast<int>(multiprocessors), 90}, nullptr), message, room);
 }
 
 // n: the grid, batch, height, width, prefix, suffix, capacity.

@@ -104,7 +104,7 @@ inline std::string failure;  // what was wrong first
 inline std::mt19937 random(1);
 inline int64_t progress;
 inline Group copies, slow_copies;  // on their way; the slow ones until nothing else goes on
-inline unsigned grid_size;
+inline unsigned grid_size, grid_rows;
 inline int multiprocessors = 4;
 
 inline bool one_in(unsigned n) { return random() % n == 0; }

@@ -8,17 +8,22 @@ namespace sbnet {
 
 inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue = true) {
-  if (!issue) return;
-  if (shared % 16 || (in && reinterpret_cast<uintptr_t>(global) % 16)) emulator::fail("a copy that is not aligned");
+template <int kBytes>
+void copy_async(uint32_t shared, const void* global, bool in) {
+  if (shared % kBytes || (in && reinterpret_cast<uintptr_t>(global) % kBytes))
+    emulator::fail("a copy that is not aligned");
   uint8_t* to = emulator::shared_at(shared);
   emulator::self->products.push_back([=] {
     if (in)
-      std::memcpy(to, global, 16);
+      std::memcpy(to, global, kBytes);
     else
-      std::memset(to, 0, 16);
+      std::memset(to, 0, kBytes);
   });
 }
+inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue = true) {
+  if (issue) copy_async<16>(shared, global, in);
+}
+inline void cp_async_4(uint32_t shared, const void* global, bool in) { copy_async<4>(shared, global, in); }
 inline void cp_async_16_whole(uint32_t shared, const void* global) { cp_async_16(shared, global, true); }
 inline void cp_async_16_or_zeros(uint32_t shared, const void* global, bool in) {
   if (in) return cp_async_16_whole(shared, global);

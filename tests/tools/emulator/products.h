@@ -17,6 +17,7 @@ inline void load_matrix_x4_transposed(uint32_t shared, uint32_t (&r)[4]) {
 }
 
 inline float exp2_approx(float v) { return std::exp2(v); }
+inline float reciprocal_approx(float v) { return 1.f / v; }
 inline void named_barrier(int id, int threads) {
   emulator::meet(emulator::self->cta->named[id], threads, "a named barrier");
 }

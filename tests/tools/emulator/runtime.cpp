@@ -7,6 +7,7 @@ extern "C" {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMultiProcessorCount      ? emulator::multiprocessors
            : attribute == cudaDevAttrComputeCapabilityMajor ? 8
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 99 * 1024
                                                             : 0;
   return cudaSuccess;
 }
@@ -16,6 +17,10 @@ cudaError_t cudaGetDevice(int* device) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
   std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
   return cudaSuccess;
 }
 const char* cudaGetErrorString(cudaError_t error) {

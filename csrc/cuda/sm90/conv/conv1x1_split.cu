@@ -1,5 +1,6 @@
 // The Hopper 1x1 convolution of few pixels and many input channels, where one CTA would take long to sum them all: C a
-// multiple of 64, K of 128. Taps far apart (conv_general.cu) are input channels, too.
+// multiple of 64, K of 128, or 64, the other half of which is zeros. Taps far apart (conv_general.cu) are input
+// channels, too.
 //
 // A job is 128 pixels (two tiles of 64, a warpgroup each) x 128 output channels. While there are jobs for every CTA
 // each takes whole ones, and two neighbours share the weights by multicast. The jobs left over, with a short list all
@@ -163,7 +164,8 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     Words added[kSplitChannels / kChannels] = {};
 #pragma unroll
     for (int q = 0; q < kSplitChannels / kChannels; ++q)
-      if (a.residual.data && q < passes) added[q] = fetch_residual<T>(a, at, channel + q * kChannels);
+      if (a.residual.data && q < passes && channel + q * kChannels < a.K)
+        added[q] = fetch_residual<T>(a, at, channel + q * kChannels);
     float2 held[2];  // bias of the 16 groups of 8 channels, by lanes of the same place in a group
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -198,7 +200,8 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     if (log_split == 1) exchange<2>(smem, acc);
     if (log_split == 2) exchange<4>(smem, acc);
 #pragma unroll 1
-    for (int q = 0; q < passes; ++q) {  // runs once per tile: instruction fetch would dominate
+    for (int q = 0; q < passes && channel + q * kChannels < a.K;
+         ++q) {  // runs once per tile: instruction fetch would dominate
       float2 bias[kChannels / 8];
 #pragma unroll
       for (int g = 0; g < kChannels / 8; ++g) {
@@ -278,7 +281,9 @@ Status launch_of(const Conv2dParams& p, const Args& a, const DeviceInfo& device,
 bool conv1x1_split_takes(const Conv2dParams& p) {
   // Sums travel for some 1.5 us: it takes many input channels to make up for that.
   const int64_t C = reduction_of(p), K = p.weight.size[0];
-  return C % 64 == 0 && C >= 1536 && K % kSplitChannels == 0;
+  const double pixels = static_cast<double>(p.active.capacity) * p.active.grid.size[0] * p.active.grid.size[1];
+  const bool half = K == kSplitChannels / 2 && pixels <= 1 << 14;  // long lists would multiply zeros
+  return C % 64 == 0 && C >= 1536 && (K % kSplitChannels == 0 || half);
 }
 
 Status conv1x1_split(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
@@ -287,7 +292,7 @@ Status conv1x1_split(const Conv2dParams& p, const DeviceInfo& device, CUstream_s
   cut_cells(p, &a);
   allow_flat(p, &a, true);
   a.units = 64 / (a.side * a.side);
-  a.ktiles = FastDiv(p.weight.size[0] / kSplitChannels);
+  a.ktiles = FastDiv((p.weight.size[0] + kSplitChannels - 1) / kSplitChannels);
   a.log_cluster = kMaxLogSplit;
   SBNET_CHECK(a.slices >> kMaxLogSplit, "%s: plan (a bug): expected enough input channels to split, got %d", kOp, a.C);
   if (p.x.size[0] == 0 || (p.active.capacity == 0 && !a.fringe)) return ok_status();
