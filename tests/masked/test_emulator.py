@@ -12,7 +12,7 @@ import torch
 
 from sbnet import conv_output_size, fringe
 from support.conv_cases import make, pair
-from support.conv_draws import SOME_PORTABLE
+from support.conv_draws import SOME_OF
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, dense_conv2d, poison, tensor, to_tf32
 
@@ -211,22 +211,10 @@ def some_taps(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
-def some_few_tiles(rng: random.Random) -> dict:
-    """1x1 and 3x3, reductions of one chunk to a few dozen, tiles of 32 and 64 channels, some not all there."""
-    kernel = rng.choice([1, 3, 3])
-    return {
-        "channels": rng.choice([64, 96, 128, 256] if kernel == 3 else [64, 72, 160, 512, 1024]),
-        "filters": rng.choice([8, 32, 64, 72, 96, 128]), "kernel": kernel, "padding": kernel // 2,
-        "size": (rng.randint(2, 40), rng.randint(2, 40)), "batch": rng.choice([1, 1, 2]), "stride": rng.choice([1, 2]),
-        "block": rng.choice([8, 8, 16, (8, 16)] if kernel == 3 else [4, 8, (4, 12), 16]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
-    }  # fmt: skip
-
-
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
-    if kernel in SOME_PORTABLE:
-        return SOME_PORTABLE[kernel](rng)
+    if kernel in SOME_OF:
+        return SOME_OF[kernel](rng)
     if kernel in ("general", "tf32"):
         return some_general(rng) | ({"dtype": torch.float32} if kernel == "tf32" else {})
     if kernel == "depthwise":
@@ -235,8 +223,6 @@ def some(rng: random.Random, kernel: str) -> dict:
         return some_few_channels(rng)
     if kernel.endswith("by taps"):
         return some_taps(rng) | ({"channels": 320} if "split" in kernel else {})
-    if kernel == "few tiles":
-        return some_few_tiles(rng)
     few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
     sizes = {
         "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),

@@ -1,4 +1,4 @@
-"""Random small convolutions that one kernel of every GPU since sm_80 may take: for tests/masked/test_emulator.py."""
+"""Random small convolutions that one kernel may take: for tests/masked/test_emulator.py."""
 
 import random
 
@@ -87,7 +87,20 @@ def some_other(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
-SOME_PORTABLE = {
+def some_few_tiles(rng: random.Random) -> dict:
+    """1x1 and 3x3, reductions of one chunk to a few dozen, tiles of 32 and 64 channels, some not all there."""
+    kernel = rng.choice([1, 3, 3])
+    return {
+        "channels": rng.choice([64, 96, 128, 256] if kernel == 3 else [64, 72, 160, 512, 1024]),
+        "filters": rng.choice([8, 32, 64, 72, 96, 128]), "kernel": kernel, "padding": kernel // 2,
+        "size": (rng.randint(2, 40), rng.randint(2, 40)), "batch": rng.choice([1, 1, 2]), "stride": rng.choice([1, 2]),
+        "block": rng.choice([8, 8, 16, (8, 16)] if kernel == 3 else [4, 8, (4, 12), 16]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
+SOME_OF = {
+    "few tiles": some_few_tiles,
     "3x3 by patches": some_patch,
     "1x1 by rows": some_rows,
     "by rows": some_taps,
