@@ -1,12 +1,10 @@
-// Attention of listed rows to listed keys, without a bias: of the active pixels of a plane to those of another (PVT,
-// SegFormer), or of packed tokens up to each image's length. Rows lie anywhere, so they are gathered; products are
-// WGMMA.
+// Attention of listed rows to listed keys, without a bias: of a plane's active pixels to those of another (PVT,
+// SegFormer), or of packed tokens up to each image's length. Rows lie anywhere and are gathered; products are WGMMA.
 //
 // A CTA has 64 rows a warpgroup, for one head of an image. Tiles of 128 keys and values come into a ring, one tile
 // ahead: K0, V0, K1, V1, ... All threads gather them, or, of tokens that follow one another, one thread asks for boxes.
 // What hides a warpgroup's softmax are the other warpgroups of the multiprocessor, which has two or three CTAs: a
-// second tile of scores under way would take the registers of one of them, and a warp of its own for the copies a
-// fifth.
+// second tile of scores under way would take the registers of one, a warp of its own for the copies a fifth of them.
 #include "cuda/sm90/attention/launch.cuh"
 #include "cuda/sm90/attention/listed.h"
 #include "cuda/sm90/attention/ptx.cuh"
