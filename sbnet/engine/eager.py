@@ -40,7 +40,7 @@ KEEPS = {
 }  # fmt: skip
 # Of a map of that dtype they give itself.
 SAME_AS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
-AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
+AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__setitem__"}
 # In place of maps that are both 0 outside of the active blocks, they leave zeros there.
 SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
 # Notes of tensors: of feature maps that are 0 outside of the active blocks, of such that are seen as [N,H,W,C], and of
@@ -200,8 +200,9 @@ class masked(TorchFunctionMode):
         if maps is not None:
             if maps.counts.take(_named(func)[0], args, kwargs):
                 return args[0]
-            if writes or "out" in kwargs:
+            if writes or "out" in kwargs or _named(func)[0] == "__set__":
                 maps.settle_others(*args[:2])
+                maps.weights.written((*args[:1], kwargs.get("out")))
             if len(args) == 1 and not kwargs and known and args[0].dtype == SAME_AS.get(move or ""):
                 return args[0]
             # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
@@ -229,12 +230,17 @@ class masked(TorchFunctionMode):
         own = args[0] if writes and len(args) > 0 and self.is_map(args[0]) else None
         if own is not None and writes in SUMS and all(self.keeps(t) for t in args[:2]) and not kwargs:
             return self.kept(func(*args))
-        out = func(*args, **kwargs) if own is None else func(own.clone(), *args[1:], **kwargs)
+        written = args if own is None else (own.clone(), *args[1:])
+        out = func(*written, **kwargs)
+        if own is not None and writes == "__setitem__":
+            out = written[0]
         if not isinstance(out, Tensor) or not self.is_map(out):
             return out
         self._check(first)
-        kept = sparse_fill(out, self.active(out.shape[2:]))
-        return self.kept(kept if own is None else own.copy_(kept))
+        kept = self.kept(sparse_fill(out, self.active(out.shape[2:])))
+        if own is not None:
+            kept = self.kept(own.copy_(kept))
+        return None if writes == "__setitem__" else kept
 
     # ---- what is known of a tensor: it is a feature map, 0 outside of the active blocks, or one seen as [N,H,W,C]
 

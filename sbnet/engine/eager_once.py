@@ -21,10 +21,22 @@ class Weights:
 
     def __init__(self) -> None:
         self._found: dict[Any, tuple[Tensor, tuple[Tensor, Tensor | None]]] = {}  # with the weight, which stays alive
+        self._of_memory: dict[int, list[Any]] = {}  # keys of what was found of it
         self._together: list[tuple[weakref.ref, torch.dtype]] | None = None
 
     def clear(self) -> None:
         self._found.clear()
+        self._of_memory.clear()
+
+    def written(self, tensors: Any) -> None:
+        """Before an op writes these: of weights in their memory nothing is known any more. `weight.data` has a version
+        of its own, and a weight may have been turned before a hook of its layer writes it."""
+        for t in tensors:
+            if isinstance(t, (tuple, list)):
+                self.written(t)
+            elif self._of_memory and isinstance(t, Tensor) and t.layout == torch.strided:
+                for key in self._of_memory.pop(t.untyped_storage().data_ptr(), ()):
+                    self._found.pop(key, None)
 
     def of(self, weight: Tensor, dtype: torch.dtype, turn: bool) -> tuple[Tensor, Tensor | None]:
         """The weight in channels_last memory, and turned."""
@@ -35,7 +47,7 @@ class Weights:
                     self._turn(weight, dtype)
                 else:
                     same = weight.detach().to(dtype).contiguous(memory_format=torch.channels_last)
-                    self._found[key] = weight, (same, None)
+                    self._keep(key, weight, (same, None))
         return self._found[key][1]
 
     def _turn(self, weight: Tensor, dtype: torch.dtype) -> None:
@@ -53,11 +65,15 @@ class Weights:
             self._together.append((weakref.ref(weight), dtype))
         found = _ops.turn_conv_weights(wanted, dtype)
         for w, same, turned in zip(wanted, found[: len(wanted)], found[len(wanted) :], strict=True):
-            self._found[_key(w, dtype, True)] = w, (same, turned)
+            self._keep(_key(w, dtype, True), w, (same, turned))
+
+    def _keep(self, key: Any, weight: Tensor, found: tuple[Tensor, Tensor | None]) -> None:
+        self._found[key] = weight, found
+        self._of_memory.setdefault(weight.untyped_storage().data_ptr(), []).append(key)
 
 
 def _key(weight: Tensor, dtype: torch.dtype, turn: bool) -> Any:
-    return id(weight), weight._version, dtype, turn
+    return id(weight), weight.data_ptr(), weight._version, dtype, turn
 
 
 class Counts:

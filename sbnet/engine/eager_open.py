@@ -72,7 +72,7 @@ class OpenMaps:
         self._mode = weakref.proxy(mode)
         self._seen: list[weakref.ref] = []  # of all that were ever open
         self.counts = Counts()
-        self._weights = Weights()
+        self.weights = Weights()
         self._fringes: dict[Any, Fringe] = {}
 
     # ---- what is known
@@ -166,7 +166,7 @@ class OpenMaps:
             x.__dict__.pop(OPEN, None)
             x.__dict__.pop(HOOKED, None)
         self._seen.clear()
-        self._weights.clear()
+        self.weights.clear()
         self._fringes.clear()
 
     # ---- layers
@@ -205,7 +205,7 @@ class OpenMaps:
         plane = self._plane(size)
         x_plane = self._plane(x.shape[2:]) if listed else None
         turn = x.is_cuda and groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
-        same, turned = self._weights.of(weight, x.dtype, turn)
+        same, turned = self.weights.of(weight, x.dtype, turn)
         exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
         of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned)
         pending = _Pending(of, x, weight, bias)

@@ -300,3 +300,41 @@ def test_without_gradients(device):
             y = NETWORKS["residual"](net, x)
         assert torch.isfinite(y).all()
         assert not y.requires_grad
+
+
+@pytest.mark.parametrize("written", ["items", "items of a new map", "chosen items"])
+@torch.no_grad()
+def test_items_that_are_written(device, written):
+    """Layers that read the map before see it as it was, those after it see zeros where it is not active."""
+    net = layers(device)
+    x, mask = data(device)
+
+    def run():
+        y = net["conv"](x)
+        before = net["next"](y), net["norm"](y)
+        if written == "items of a new map":
+            new = torch.zeros_like(y)
+            new[:, 1:] = y[:, :-1]
+            y = new
+        elif written == "items":
+            y[:, :, 2:20] = 7
+        else:
+            y[y > 0] = 0.5
+        return torch.cat([net["next"](y), y + 0, before[0] + 1, F.relu(before[1])], 1)
+
+    with sbnet.masked(mask, block=BLOCK):
+        got = run()
+    with DenseMasked(mask, BLOCK) as dense:
+        inside = dense.planes(SIZE)
+        y = torch.where(inside, net["conv"](x), 0)
+        before = net["next"](y) + 1, F.relu(net["norm"](y))
+        if written == "items of a new map":
+            y = torch.cat([torch.zeros_like(y[:, :1]), y[:, :-1]], 1)
+        else:
+            new = y.clone()
+            new[(slice(None), slice(None), slice(2, 20)) if written == "items" else new > 0] = (
+                7 if written == "items" else 0.5
+            )
+            y = torch.where(inside, new, 0)
+        want = torch.cat([net["next"](y), y, *before], 1)
+    torch.testing.assert_close(got, torch.where(inside, want, 0), rtol=1e-4, atol=1e-4)

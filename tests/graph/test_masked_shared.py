@@ -8,6 +8,7 @@ from torch import nn
 
 import sbnet
 from sbnet.benchmarks.harness.dense_masked import DenseMasked
+from sbnet.engine.eager_once import Weights
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise
 
 SIZE, BLOCK, CHANNELS = (24, 32), 8, 8
@@ -159,3 +160,40 @@ def test_weights_that_change_between_steps(device, halves):
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(torch.randn_like(p), alpha=0.1)
+
+
+@pytest.mark.parametrize("how", ["data", "data anew", "a list", "in place"])
+def test_weights_written_between_layers(how):
+    """A context turns all weights when it meets the first: one that a hook of its layer writes is turned again."""
+    first, weight = (torch.randn(4, 4, 3, 3) for _ in range(2))
+    held = weight.data
+
+    def step(write):
+        weights = Weights()
+        weights.of(first, torch.float32, True)
+        if write:
+            if how == "data anew":
+                weight.data = weight.data * 3
+            elif how == "in place":
+                weight.mul_(3)
+            else:
+                weights.written([[held]] if how == "a list" else [held])
+                held.mul_(3)
+        return weights.of(weight, torch.float32, True)
+
+    step(False)
+    for write in (False, True):
+        same, turned = step(write)
+        assert_bitwise(same, weight)
+        assert_bitwise(turned, weight.transpose(0, 1).flip(2, 3))
+
+
+@pytest.mark.parametrize("write", [lambda t: t.mul_(2), lambda t: t.__setitem__(0, 2.0), lambda t: t.copy_(t * 2)])
+def test_what_writes_weights_is_seen(write, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Weights, "written", lambda self, tensors: seen.extend(tensors))
+    net = nn.Conv2d(3, 3, 1)
+    with sbnet.masked(torch.ones(1, 8, 8, dtype=torch.bool), block=4):
+        data = net.weight.data
+        write(data)
+    assert any(t is data for t in seen)
