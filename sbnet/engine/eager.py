@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -19,28 +17,20 @@ from sbnet.engine.eager_losses import LOSSES
 from sbnet.engine.eager_nhwc import IN_NHWC
 from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, compiled_once, refused
+from sbnet.engine.eager_writes import COPY, MOVES, kind, named
 from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, sparse_fill
 from sbnet.ops.common import mask_planes
 
-# Compute nothing: what they give has been masked, or is the network's input.
-MOVES = {
-    "chunk", "split", "contiguous", "clone", "detach", "view", "reshape", "flatten", "permute", "transpose", "expand",
-    "unbind", "narrow", "__getitem__", "unsqueeze", "squeeze", "to", "cpu", "cuda", "requires_grad_", "dropout",
-    "float", "half", "double", "type", "movedim", "unflatten", "view_as", "reshape_as", "expand_as", "__get__",
-    "__set__", "backward", "register_hook", "retain_grad", "size", "stride", "bfloat16", "swapaxes", "select",
-    "detach_", "dim", "numel", "is_floating_point", "is_contiguous", "element_size", "ndimension", "data_ptr",
-}  # fmt: skip
-# Of those, what gives pixels in their places: zeros outside of the active blocks stay there.
+# Of MOVES, what gives pixels in their places: zeros outside of the active blocks stay there.
 KEEPS = {
     "chunk", "split", "contiguous", "clone", "detach", "to", "cpu", "cuda", "requires_grad_", "dropout", "float",
     "half", "double", "type", "bfloat16", "narrow", "__getitem__", "detach_",
 }  # fmt: skip
 # Of a map of that dtype they give itself.
 SAME_AS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
-AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__setitem__"}
 # In place of maps that are both 0 outside of the active blocks, they leave zeros there.
 SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
 # Notes of tensors: of feature maps that are 0 outside of the active blocks, of such that are seen as [N,H,W,C], and of
@@ -131,7 +121,7 @@ class masked(TorchFunctionMode):
         for reference in self._noted:
             x = reference()
             if x is not None:
-                for what in (KEPT, NHWC, OTHER, TOKENS):
+                for what in (KEPT, NHWC, OTHER, TOKENS, COPY):
                     x.__dict__.pop(what, None)
         self._noted.clear()
         if error[0] is None and self._other is not None and not self._lists:
@@ -177,7 +167,7 @@ class masked(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = _named(func)[0]
+        name = named(func)[0]
         if not torch.compiler.is_compiling():
             return self._tokens(name, name in MOVES, func, args, kwargs)
         compiled_once()
@@ -196,11 +186,11 @@ class masked(TorchFunctionMode):
         if func in LOSSES and not (known and self.keeps(args[0])):
             layer = None
         maps = open_of(self)
-        move, writes = _kind(func, args, kwargs)
+        move, writes = kind(func, args, kwargs)
         if maps is not None:
-            if maps.counts.take(_named(func)[0], args, kwargs):
+            if maps.counts.take(named(func)[0], args, kwargs):
                 return args[0]
-            if writes or "out" in kwargs or _named(func)[0] == "__set__":
+            if writes or "out" in kwargs or named(func)[0] == "__set__":
                 maps.settle_others(*args[:2])
                 maps.weights.written((*args[:1], kwargs.get("out")))
             if len(args) == 1 and not kwargs and known and args[0].dtype == SAME_AS.get(move or ""):
@@ -302,6 +292,10 @@ class masked(TorchFunctionMode):
             return what in x.__dict__ and x.__dict__[what] is x.grad_fn
         return what in x.__dict__
 
+    def known(self) -> list[Tensor]:
+        """What carries notes."""
+        return [x for x in (reference() for reference in self._noted) if x is not None]
+
     def lies_nhwc(self, x: Tensor) -> bool:
         return self._has(x, NHWC) and x.dim() == 4
 
@@ -318,7 +312,7 @@ class masked(TorchFunctionMode):
         """What any op gives of such a one: another, until it is turned back."""
         if not isinstance(out, Tensor) or out.dim() != 4:
             return out
-        if _named(func)[0] != "permute":
+        if named(func)[0] != "permute":
             return self._note(out, OTHER)
         return self.kept(sparse_fill(out, self.active(out.shape[2:]))) if self.is_map(out) else out
 
@@ -370,28 +364,3 @@ def _in_place_of_pixels(name: str, args: Any) -> bool:
         return True
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     return all(isinstance(i, slice) or i is Ellipsis for i in index)
-
-
-def _kind(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str | None, str | None]:
-    """(name of a move, name of an op that writes its first argument), or None each."""
-    name, at = _named(func)
-    if name in MOVES:
-        return name, None
-    given = args[at] if at is not None and at < len(args) else kwargs.get("inplace", False)
-    writes = bool(given) or name in AUGMENTED or (name[-1:] == "_" and name[-2:] != "__")
-    return None, name if writes else None
-
-
-@torch.compiler.assume_constant_result
-def _named(func: Any) -> tuple[str, int | None]:
-    return _looked_up(func)
-
-
-@functools.cache
-def _looked_up(func: Any) -> tuple[str, int | None]:
-    """The name of a function, and where it takes `inplace`, if torch.nn.functional has it."""
-    try:
-        names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
-    except ValueError:  # a wrapper of a built-in function, as T.__pow__ is
-        names = []
-    return getattr(func, "__name__", ""), names.index("inplace") if "inplace" in names else None

@@ -12,6 +12,7 @@ from torch import Tensor
 from sbnet.engine import eager_whole
 from sbnet.engine.eager_losses import LOSSES
 from sbnet.engine.eager_whole import densely, whole
+from sbnet.engine.eager_writes import COPY
 from sbnet.engine.modes import open_of
 from sbnet.geometry import Pair, resize_output_size, to_pair, to_scales
 from sbnet.ops import (
@@ -56,7 +57,12 @@ def conv2d(
 def view(mode: masked, input: Tensor, *shape: Any) -> Tensor | None:
     """Feature maps are channels_last here, which a network that was written for the other format need not know."""
     dtype = len(shape) == 1 and isinstance(shape[0], torch.dtype)
-    return None if dtype or not mode.keeps(input) else input.reshape(*shape)
+    if dtype or not mode.keeps(input):
+        return None
+    out = input.reshape(*shape)
+    if out.data_ptr() != input.data_ptr() and not torch.compiler.is_compiling():
+        mode.noted(out, COPY, True)
+    return out
 
 
 def conv_transpose2d(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.engine.eager_writes import with_views
 from sbnet.geometry import Pair
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class TokenNotes:
 
     @torch.compiler.disable
     def __call__(self, name: str, move: bool, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        return with_views(self.context, func, args, kwargs, lambda: self._op(name, move, func, args, kwargs))
+
+    def _op(self, name: str, move: bool, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         run = functools.partial(self.context.op, func, args, kwargs)
         if name in ATTEND:
             return self._attention(name, func, args, kwargs)

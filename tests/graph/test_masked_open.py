@@ -338,3 +338,47 @@ def test_items_that_are_written(device, written):
             y = torch.where(inside, new, 0)
         want = torch.cat([net["next"](y), y, *before], 1)
     torch.testing.assert_close(got, torch.where(inside, want, 0), rtol=1e-4, atol=1e-4)
+
+
+VIEWS = {
+    "of a channel": lambda y: y.select(1, 2).fill_(4),
+    "unbound": lambda y: y.unbind(1)[0].add_(5),
+    "of channels last": lambda y: y.permute(0, 2, 3, 1)[..., 0].add_(2),
+    "flat": lambda y: y.flatten(2)[:, 0].add_(1),
+    "of some rows": lambda y: y[:, :, 3:7].mul_(3),
+    "dropped": lambda y: F.dropout(y[:, :2], 1.0, True, True),
+    "in a list": lambda y: torch._foreach_add_([y], 1.0),
+    "another's result": lambda y: torch.clamp(y, 0, 1, out=y),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+@torch.no_grad()
+def test_a_map_written_through_a_view(device, view):
+    """Layers that read it before see it as it was, those after it what was written, where it is active."""
+    net = layers(device)
+    x, mask = data(device)
+    with sbnet.masked(mask, block=BLOCK):
+        y = net["conv"](x)
+        before = net["next"](y), net["norm"](y)
+        view(y)
+        got = torch.cat([net["next"](y), y + 0, before[0] + 1, F.relu(before[1])], 1)
+    with DenseMasked(mask, BLOCK) as dense:
+        y, inside = net["conv"](x), dense.planes(SIZE)
+        before = net["next"](y) + 1, F.relu(net["norm"](y))
+    view(y)
+    y = torch.where(inside, y, 0)
+    with DenseMasked(mask, BLOCK):
+        want = torch.cat([net["next"](y), y, *before], 1)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [(lambda y: y.view(2, -1)[:, :5].zero_(), "a view of"), (lambda y: y.transpose_(2, 3), "keep its shape")],
+)
+def test_writes_that_cannot_be_followed_are_refused(write, why):
+    net = layers("cpu")
+    x, mask = data("cpu")
+    with torch.no_grad(), sbnet.masked(mask, block=BLOCK), pytest.raises(ValueError, match=why):
+        write(net["conv"](x))

@@ -363,7 +363,7 @@ def test_hopper_bottleneck_of_infinities(emulated, channels, width):
 
 def test_all_hopper_kernels_are_emulated():
     stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
-    stems |= {"conv_general", "conv_bytes", "conv1x1_bytes"}
+    stems |= {"conv_few", "conv_general", "conv_bytes", "conv1x1_bytes"}
     assert {p.stem for p in (CSRC / "cuda/sm90/conv").glob("*.cu")} == stems | ELSEWHERE
 
 

@@ -1,0 +1,120 @@
+"""What an op inside `sbnet.masked` is to its arguments: a move of numbers, a write, a write through a view of a map."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sbnet.engine.modes import open_of
+from sbnet.ops import sparse_fill
+
+if TYPE_CHECKING:
+    from sbnet.engine.eager import masked
+
+REMADE = {
+    "set_",
+    "resize_",
+    "resize_as_",
+    "transpose_",
+    "swapaxes_",
+    "swapdims_",
+    "squeeze_",
+    "unsqueeze_",
+    "as_strided_",
+}
+COPY = "_sbnet_copy"  # a note: PyTorch would have given a view of the map
+# Compute nothing: what they give has been masked, or is the network's input.
+MOVES = {
+    "chunk", "split", "contiguous", "clone", "detach", "view", "reshape", "flatten", "permute", "transpose", "expand",
+    "unbind", "narrow", "__getitem__", "unsqueeze", "squeeze", "to", "cpu", "cuda", "requires_grad_", "dropout",
+    "float", "half", "double", "type", "movedim", "unflatten", "view_as", "reshape_as", "expand_as", "__get__",
+    "__set__", "backward", "register_hook", "retain_grad", "size", "stride", "bfloat16", "swapaxes", "select",
+    "detach_", "dim", "numel", "is_floating_point", "is_contiguous", "element_size", "ndimension", "data_ptr",
+}  # fmt: skip
+AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__setitem__"}
+
+
+def with_views(mode: masked, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    """run(), an op that may write a map through a view of another shape, which is known under its own name: layers that
+    read the map before do so first, and it is 0 outside of the active blocks again afterwards.
+
+    Raises:
+        ValueError: what is written should be a view, and is a copy; an op gives a map another shape or other memory.
+    """
+    maps = open_of(mode)
+    name = named(func)[0]
+    if name in REMADE and isinstance(args[0], Tensor) and mode.keeps(args[0]):
+        raise ValueError(f"sbnet: masked: expected a map to keep its shape and memory, got {name}")
+    through = [] if maps is None else _maps_through(mode, *_written(func, args, kwargs))
+    if maps is None or not through:
+        return run()
+    maps.settle_others()
+    for x in through:
+        maps.close(x)
+    out = run()
+    for x in through:
+        x.copy_(sparse_fill(x, mode.active(x.shape[2:])))
+        mode.kept(x)
+    return out
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors that an op writes, and those of lists, as torch._foreach has."""
+    given = [kwargs["out"]] if kwargs.get("out") is not None else []
+    if args and kind(func, args, kwargs)[1]:
+        given.append(args[0])
+    lists = [t for several in given if isinstance(several, (tuple, list)) for t in several]
+    return [t for t in given if isinstance(t, Tensor)], [t for t in lists if isinstance(t, Tensor)]
+
+
+def _maps_through(mode: masked, single: list[Tensor], listed: list[Tensor]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for t in (*single, *listed):
+        alone = any(t is one for one in single)
+        if t.layout != torch.strided or not t.is_floating_point() or not t.numel():
+            continue
+        memory = t.untyped_storage()
+        if alone and mode.is_map(t) and t.numel() * t.element_size() == memory.nbytes():
+            continue  # a map itself
+        for x in mode.known():
+            if x.layout != torch.strided or x.untyped_storage().data_ptr() != memory.data_ptr():
+                continue
+            if COPY in x.__dict__:
+                raise ValueError(
+                    f"sbnet: masked: expected a map to be written in its own shape, got a write to a view of "
+                    f"{tuple(x.shape)}: maps are channels_last here, of which such a view is a copy"
+                )
+            alike = alone and mode.is_map(t) and t.shape[2:] == x.shape[2:]
+            if mode.keeps(x) and not alike and all(x is not other for other in found):
+                found.append(x)
+    return found
+
+
+def kind(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str | None, str | None]:
+    """(name of a move, name of an op that writes its first argument), or None each."""
+    name, at = named(func)
+    given = args[at] if at is not None and at < len(args) else kwargs.get("inplace", False)
+    if name in MOVES:  # dropout may be one in place
+        return name, name if given else None
+    writes = bool(given) or name in AUGMENTED or (name[-1:] == "_" and name[-2:] != "__")
+    return None, name if writes else None
+
+
+@torch.compiler.assume_constant_result
+def named(func: Any) -> tuple[str, int | None]:
+    return _looked_up(func)
+
+
+@functools.cache
+def _looked_up(func: Any) -> tuple[str, int | None]:
+    """The name of a function, and where it takes `inplace`, if torch.nn.functional has it."""
+    try:
+        names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    except ValueError:  # a wrapper of a built-in function, as T.__pow__ is
+        names = []
+    return getattr(func, "__name__", ""), names.index("inplace") if "inplace" in names else None
