@@ -75,7 +75,11 @@ def _read(program: Any, module: nn.Module, tokens: TokenRules | None = None) -> 
     try:
         return _Reader(program, module, tokens).graph.link()
     except _WritesAView:
-        return _Reader(program.run_decompositions({}), module, tokens).graph.link()
+        program = program.run_decompositions({})
+    try:
+        return _Reader(program, module, tokens).graph.link()
+    except _WritesAView:
+        raise CaptureError("sbnet: the network: expected writes in place that can be followed, got others") from None
 
 
 @contextmanager
@@ -152,6 +156,8 @@ class _Reader:
         if name in CHECKS:
             self.values[node] = None
             return
+        if name == "_has_compatible_shallow_copy_type":  # all that torch.export notes of it
+            raise CaptureError(f"sbnet: {path_of(node) or 'the network'}: expected no assignment to .data, got one")
         args, kwargs = self._resolved(node.args), self._resolved(dict(node.kwargs))
         if node.target is operator.getitem and not isinstance(args[0], Value):
             self.values[node] = args[0][args[1]]
@@ -163,6 +169,8 @@ class _Reader:
             raise CaptureError(
                 f"sbnet: {path_of(node) or 'the network'}: expected a network in eval mode, got {name}, which is random"
             )
+        if schema is not None and schema.is_mutable and any(a.is_out for a in schema.arguments):
+            raise _WritesAView  # which leaves such ops in no program
         same = name in SAME and isinstance(args[0], Value)
         if same or name in COPIES:
             self.values[node] = args[0]
@@ -182,8 +190,14 @@ class _Reader:
 
     def _written(self, node: fx.Node, schema: Any, new: Any) -> None:
         """After an op in place, the name of its argument stands for its result."""
-        for argument, given in zip(schema.arguments, node.args, strict=False):
-            if argument.alias_info is None or not argument.alias_info.is_write or not isinstance(given, fx.Node):
+        given_of = {**dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
+        for argument in schema.arguments:
+            given = given_of.get(argument.name)
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            if isinstance(given, (tuple, list)):  # as torch._foreach has
+                raise _WritesAView
+            if not isinstance(given, fx.Node):
                 continue
             old = self.values[given]
             if isinstance(old, Value) and old.tensor is not None:
