@@ -265,6 +265,13 @@ class masked(TorchFunctionMode):
         """Were there feature maps of this size?"""
         return tuple(map(int, size)) in self._planes
 
+    def is_scaled(self, x: Any) -> bool:
+        """Is it a map of a plane that the masks' is, some steps smaller?"""
+        if not self.is_map(x):
+            return False
+        step = max(1, round(self.mask.shape[1] / x.shape[2]))
+        return all(n in (of // step, -(-of // step)) for n, of in zip(x.shape[2:], self.mask.shape[1:], strict=True))
+
     def list_of(self, x: Tensor) -> ActiveBlocks | None:
         """The active blocks of a feature map that is 0 outside of them."""
         return self.active(x.shape[2:]) if self.keeps(x) else None

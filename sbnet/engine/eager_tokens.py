@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sbnet.engine.eager import masked
 
 TOKENS = "_sbnet_tokens"
+CONVOLVES = {"conv2d", "conv_transpose2d"}  # whatever their input was, it is a plane
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "tensordot"}
 MEANS = {"mean", "nanmean"}
 # They leave every number where it was, ...
@@ -119,6 +120,8 @@ class TokenNotes:
             planes = any(isinstance(t, Tensor) and self._plane_of(t) for t in args)
             return run() if planes else self._noted(func(*args, **kwargs), ROWS)
         if held is None:
+            if name in CONVOLVES and self.context.is_scaled(args[0]):
+                return self.context.op(func, (self.context.plane(args[0], False), *args[1:]), kwargs)
             return self._noted(run() if self._may_be_planes(args) else func(*args, **kwargs), LOOSE)
         if isinstance(note, Tokens) and (name in MEANS or name in REDUCE):
             return self._reduced(name, func, args, kwargs, note)
@@ -130,6 +133,8 @@ class TokenNotes:
         if isinstance(note, Tokens) and out is args[0] and made is not out:
             out.copy_(made)
             made = out
+        if name == "__setitem__" and note is None:  # of a tensor that was not known
+            self._noted(args[0], LOOSE)
         return None if name == "__setitem__" else made
 
     def _may_be_planes(self, args: Any) -> bool:
