@@ -16,17 +16,10 @@ from sbnet.ops import sparse_fill
 if TYPE_CHECKING:
     from sbnet.engine.eager import masked
 
+# They give their argument another shape or other memory.
 REMADE = {
-    "set_",
-    "resize_",
-    "resize_as_",
-    "transpose_",
-    "swapaxes_",
-    "swapdims_",
-    "squeeze_",
-    "unsqueeze_",
-    "as_strided_",
-}
+    "resize_", "resize_as_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
+}  # fmt: skip
 COPY = "_sbnet_copy"  # a note: PyTorch would have given a view of the map
 # Compute nothing: what they give has been masked, or is the network's input.
 MOVES = {
@@ -48,7 +41,7 @@ def with_views(mode: masked, func: Any, args: Any, kwargs: dict[str, Any], run: 
     """
     maps = open_of(mode)
     name = named(func)[0]
-    if name in REMADE and isinstance(args[0], Tensor) and mode.keeps(args[0]):
+    if name in REMADE and args and isinstance(args[0], Tensor) and mode.keeps(args[0]):
         raise ValueError(f"sbnet: masked: expected a map to keep its shape and memory, got {name}")
     through = [] if maps is None else _maps_through(mode, *_written(func, args, kwargs))
     if maps is None or not through:
