@@ -18,7 +18,6 @@ from sbnet.ops.masked.conv_grad import input_gradient, masked_gradient, read_lis
 
 if TYPE_CHECKING:
     from sbnet.active import ActiveBlocks, Fringe
-    from sbnet.engine.eager_grads import Group
 
 _ops = torch.ops.sbnet
 CLEAN = "_sbnet_clean"  # note of a gradient: the pixels next to its active blocks are 0
@@ -198,7 +197,7 @@ class Conv:
     turned: Tensor | None
     weight_dtype: torch.dtype
     weight_form: bool  # is it channels_last?
-    later: tuple[Group, int] | None  # who computes the weight's gradient, and the weight's place there
+    later: Any  # the Group that computes the weight's gradient, and the weight's place there; or nothing
     activation: str = "none"
     param: float = 0.0
 
@@ -246,7 +245,7 @@ class Conv:
             wanted = need_bias and bias is not None
             of = [list(same.shape[2:]), *self.window]
             flags = self.groups, False, self.weight_form, wanted, self.weight_dtype == torch.float32
-            if self.later is not None and need_weight:
+            if self.later and need_weight:
                 group, place = self.later
                 numbers = [n for pair in of for n in pair]
                 group.give(place, x, g, indices, count, [*grid, *numbers, *map(int, flags)])

@@ -20,7 +20,8 @@ from sbnet.engine.eager_chains import first_derivatives
 _ops = torch.ops.sbnet
 
 DEVICES = {"cuda"}  # a CPU gains nothing by it
-TOGETHER = 16  # layers, whose maps and gradients are held meanwhile
+TOGETHER = 64  # layers
+MOST_HELD = 512 << 20  # bytes of maps and their gradients, about. Layers of larger ones gain less by it.
 MOST_KNOWN = 1024
 # By the first weight that a context met: those that it met, in order. A training step meets them again.
 _KNOWN: Any = WeakTensorKeyDictionary()
@@ -42,13 +43,18 @@ class _Work:
 class Group:
     """Weights whose gradients are computed together."""
 
-    def __init__(self, weights: list[Tensor]) -> None:
-        self.places = {id(w): k for k, w in enumerate(weights)}
-        self.edge = _Gradients.apply(self, *weights)  # what layers take in the place of their weight
-        self._node = weakref.ref(self.edge.grad_fn)
+    def __init__(self) -> None:
+        self._node: Any = None
         self._task = -1
         self._works: list[_Work] = []
+        self._bytes = 0
         self._found: dict[int, Tensor] = {}
+
+    def edge(self, weights: list[Tensor]) -> Tensor:
+        """What layers take in the place of their weights, once. It holds this group, which must not hold it."""
+        found = _Gradients.apply(self, *weights)
+        self._node = weakref.ref(found.grad_fn)
+        return found
 
     def give(self, place: int, x: Tensor, grad: Tensor, indices: Tensor, count: Tensor, numbers: list[int]) -> None:
         """In a backward pass. Both maps stay as they are until they were read."""
@@ -57,9 +63,10 @@ class Group:
             return
         task = torch._C._current_graph_task_id()
         if task != self._task:  # what a pass that failed left
-            self._task, self._works, self._found = task, [], {}
+            self._task, self._works, self._bytes, self._found = task, [], 0, {}
         self._works.append(_Work(place, x, grad, indices, count, numbers, (x._version, grad._version)))
-        if len(self._works) == TOGETHER:  # a weight may be used any number of times
+        self._bytes += x.nbytes + grad.nbytes
+        if len(self._works) == TOGETHER or self._bytes > MOST_HELD:
             self._run()
 
     def take(self) -> dict[int, Tensor]:
@@ -71,7 +78,7 @@ class Group:
         return found
 
     def _run(self) -> None:
-        works, self._works = self._works, []
+        works, self._works, self._bytes = self._works, [], 0
         if not works:
             return
         for work in works:
@@ -108,14 +115,15 @@ class Groups:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref] | None = None
-        self._groups: dict[int, Group] = {}  # by weight
+        self._groups: dict[int, tuple[Tensor, Group, int]] = {}  # by weight
 
     def clear(self) -> None:
         self._known = None
         self._groups.clear()
 
-    def of(self, weight: Tensor, bias: Tensor | None) -> tuple[Group, int] | None:
-        """The group that computes a weight's gradient, and the weight's place in it; None: its layer does so.
+    def of(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Group, int] | None:
+        """What its layer takes in a weight's place, the group that computes the weight's gradient, and the weight's
+        place there; None: the layer does so itself.
 
         Processes of torch.distributed send gradients while others are computed, and sharded ones want them when their
         layer is done.
@@ -133,10 +141,10 @@ class Groups:
             first = at // TOGETHER * TOGETHER
             known = [reference() for reference in self._known[first : first + TOGETHER]]
             weights = [w for w in known if w is not None and _may_wait(w, weight.device)]
-            group = Group(weights)
-            self._groups.update({id(w): group for w in weights})
-        group = self._groups[id(weight)]
-        return group, group.places[id(weight)]
+            group = Group()
+            edge = group.edge(weights)
+            self._groups.update({id(w): (edge, group, place) for place, w in enumerate(weights)})
+        return self._groups[id(weight)]
 
 
 def _may_wait(weight: Tensor, device: torch.device) -> bool:

@@ -213,8 +213,10 @@ class OpenMaps:
         exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
         later = self.groups.of(weight, bias)
         form = weight.dtype, is_channels_last(weight)
-        of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned, *form, later)
-        pending = _Pending(of, x, weight if later is None else later[0].edge, bias)
+        edge, *of_group = (weight,) if later is None else later
+        window = stride, padding, dilation
+        of = Conv(plane, window, groups, reach, x_plane, exact, same, turned, *form, of_group)
+        pending = _Pending(of, x, edge, bias)
         return self._add(self._layer(None, pending, False), _Open(plane, pending, wants_ring=exact and reach > 0))
 
     def norm(self, x: Tensor, weight: Any, bias: Any, eps: float, follow: list[Any]) -> Tensor:

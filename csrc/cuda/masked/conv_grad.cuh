@@ -140,7 +140,7 @@ inline int64_t parts_for(const DeviceInfo& device, int64_t tiles) {
 }
 // Layers of a launch, whose arguments take 32 KB at most.
 #if CUDART_VERSION >= 12010
-constexpr int kGradTogether = 32;
+constexpr int kGradTogether = 40;
 #else
 constexpr int kGradTogether = 4;
 #endif

@@ -59,7 +59,7 @@ struct RowsLoader {
   Tap tap;
   bool grad_in;
   int count;
-  int64_t next, end;  // entries
+  int next, end;  // entries
   BlockIndex block;
   int down, across;  // of the pixel in its block
 
@@ -73,7 +73,8 @@ struct RowsLoader {
     x = static_cast<const T*>(p.x.data) + static_cast<int64_t>(cta.group) * plan.group_inputs + tap.x_offset;
   }
   __device__ __forceinline__ void begin(const PartRange& range, int blocks) {
-    next = range.begin * kChunk + threadIdx.x, end = range.end * kChunk, count = blocks;
+    next = static_cast<int>(range.begin * kChunk + threadIdx.x), end = static_cast<int>(range.end * kChunk);
+    count = blocks;
     ask();
   }
   __device__ __forceinline__ void ask() {
