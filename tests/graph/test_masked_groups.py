@@ -26,7 +26,7 @@ def everywhere(monkeypatch):
 @pytest.fixture
 def calls(monkeypatch):
     """How many layers each call had."""
-    found = []
+    found: list[int] = []
     run = eager_grads.Group._run
 
     def counted(self):
@@ -139,6 +139,31 @@ def test_weights_that_are_used_often(device, calls, monkeypatch):
         each = backward(net, x, mask)
     for name, grad in together.items():
         torch.testing.assert_close(grad, each[name])
+
+
+def test_what_is_held_is_bounded(device, calls, monkeypatch):
+    net, x, mask = made(device)
+    backward(net, x, mask)
+    want = backward(net, x, mask)
+    calls.clear()
+    monkeypatch.setattr(eager_grads, "MOST_HELD", 3 * 4 * CHANNELS * x[:, 0].numel())  # a layer has two maps of these
+    for name, grad in backward(net, x, mask).items():
+        torch.testing.assert_close(grad, want[name])
+    assert calls == [2, 1, 2, 2]
+
+
+def test_passes_that_want_no_weights_hold_nothing(device, monkeypatch):
+    net, x, mask = made(device)
+    backward(net, x, mask)
+    groups = []
+    give = eager_grads.Group.give
+    monkeypatch.setattr(eager_grads.Group, "give", lambda self, *of: groups.append(self) or give(self, *of))
+    x.requires_grad_()
+    with sbnet.masked(mask, block=8):
+        loss = net(x).square().mean()
+    torch.autograd.grad(loss, [x])
+    assert len(groups) == 7
+    assert not any(group._works for group in groups)
 
 
 def test_layers_that_come_and_go(device):
