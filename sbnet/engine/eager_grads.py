@@ -21,7 +21,7 @@ _ops = torch.ops.sbnet
 
 DEVICES = {"cuda"}  # a CPU gains nothing by it
 TOGETHER = 64  # layers
-MOST_HELD = 512 << 20  # bytes of maps and their gradients, about. Layers of larger ones gain less by it.
+MOST_HELD = 1 << 30  # bytes of maps and their gradients, about: layers of large ones fill a GPU by themselves
 MOST_KNOWN = 1024
 # By the first weight that a context met: those that it met, in order. A training step meets them again.
 _KNOWN: Any = WeakTensorKeyDictionary()

@@ -22,24 +22,13 @@ struct GradLaunch {
   uint32_t ends[kMost];  // CTAs of this layer and those before it; past the last one all
   Layer layer[kMost];
 
-  // The one that this CTA is of, in shared memory, whose addresses are constants: an index into arguments would be held
-  // in registers, of which there are none left. *number: which of the layer's CTAs it is.
+  // The one that this CTA is of; *number: which of the layer's CTAs it is. A copy in shared memory was slower.
   __device__ __forceinline__ const Layer& own(uint32_t* number) const {
-    if constexpr (kMost == 1) {
-      *number = blockIdx.x;
-      return layer[0];
-    } else {
-      __shared__ uint4 room[(sizeof(Layer) + 15) / 16];
-      int of = 0;
+    int of = 0;
 #pragma unroll
-      for (int k = 0; k < kMost - 1; ++k) of += blockIdx.x >= ends[k];
-      *number = blockIdx.x - (of ? ends[of - 1] : 0);
-      const uint64_t* const from = reinterpret_cast<const uint64_t*>(layer + of);
-      for (int i = threadIdx.x; i < static_cast<int>(sizeof(Layer) / 8); i += blockDim.x)
-        reinterpret_cast<uint64_t*>(room)[i] = from[i];
-      __syncthreads();
-      return *reinterpret_cast<const Layer*>(room);
-    }
+    for (int k = 0; k < kMost - 1; ++k) of += blockIdx.x >= ends[k];
+    *number = blockIdx.x - (of ? ends[of - 1] : 0);
+    return layer[of];
   }
 };
 

@@ -5,7 +5,8 @@
 namespace sbnet::portable {
 namespace {
 
-constexpr int64_t kWaves = 4;  // of CTAs of the same work, so that the last one is a small part of all
+constexpr int64_t kWaves =
+    2;  // of CTAs of the same work; more of them store and add more parts: four took a tenth longer
 
 // First match wins.
 const GradKernel& kernel_of(const ConvWeightGradParams& p) {
