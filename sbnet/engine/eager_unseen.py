@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sbnet.ops.common import constant_in_traces
+
 if TYPE_CHECKING:
     from sbnet.engine.eager import masked
 
@@ -22,7 +24,7 @@ STATISTICS = {
 _compiled: list[bool] = []  # was an op ever traced inside a context?
 
 
-@torch.compiler.assume_constant_result
+@constant_in_traces
 def compiled_once() -> None:
     """To be called in every trace."""
     if not _compiled:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sbnet.engine.modes import open_of
 from sbnet.ops import sparse_fill
+from sbnet.ops.common import constant_in_traces
 
 if TYPE_CHECKING:
     from sbnet.engine.eager import masked
@@ -104,7 +105,7 @@ def kind(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str | None, str 
     return None, name if writes else None
 
 
-@torch.compiler.assume_constant_result
+@constant_in_traces
 def named(func: Any) -> tuple[str, int | None]:
     return _looked_up(func)
 
