@@ -5,8 +5,8 @@
 namespace sbnet::portable {
 namespace {
 
-constexpr int64_t kWaves =
-    2;  // of CTAs of the same work; more of them store and add more parts: four took a tenth longer
+// CTAs of the same work that a slot of the device takes. More of them store more parts, which took longer.
+constexpr int64_t kWaves = 2;
 
 // First match wins.
 const GradKernel& kernel_of(const ConvWeightGradParams& p) {
