@@ -115,10 +115,12 @@ class Groups:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref] | None = None
+        self._at: dict[int, int] = {}  # of weights that were known when the context met the first
         self._groups: dict[int, tuple[Tensor, Group, int]] = {}  # by weight
 
     def clear(self) -> None:
         self._known = None
+        self._at.clear()
         self._groups.clear()
 
     def of(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Group, int] | None:
@@ -132,10 +134,15 @@ class Groups:
             return None
         if self._known is None:
             self._known = _KNOWN.setdefault(weight, [])
-        at = next((k for k, known in enumerate(self._known) if known() is weight), None)
+            self._known[:] = [known for known in self._known if known() is not None]
+            self._at = {id(known()): k for k, known in enumerate(self._known)}
+        at = self._at.get(id(weight))
         if at is None:
             if len(self._known) < MOST_KNOWN:
+                self._at[id(weight)] = len(self._known)
                 self._known.append(weakref.ref(weight))
+            return None
+        if at >= len(self._known) or self._known[at]() is not weight:  # another thread's context has changed the list
             return None
         if id(weight) not in self._groups:
             first = at // TOGETHER * TOGETHER
