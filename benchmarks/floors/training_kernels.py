@@ -2,7 +2,8 @@
 
     python -m sbnet.benchmarks.floors.training_kernels resnet50 --shares 0.1 1
 
---by-layers: each layer computes its weight's gradient by itself. Kernels that were launched early wait for those before them: their times add up to more than the step's.
+--by-layers: each layer computes its weight's gradient by itself. Kernels that were launched early wait for those before
+them: their times add up to more than the step's.
 """
 
 from __future__ import annotations
