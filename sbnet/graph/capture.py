@@ -179,6 +179,11 @@ class _Reader:
             self.values[node] = args[0][args[1]]
             self.memory[node] = self._memory_of(node)
             return
+        if name == "as_strided" and not args[0].constant:
+            raise CaptureError(
+                f"sbnet: {path_of(node) or 'the network'}: as_strided: expected views that do not hang on how a tensor "
+                "lies in memory, which a run decides"
+            )
         schema = getattr(node.target, "_schema", None)
         if _is_random(node, args, kwargs):
             raise CaptureError(
