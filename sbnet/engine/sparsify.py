@@ -120,8 +120,8 @@ class SparseRun:
         copy: bool = False,
         keyframe: bool = False,
     ) -> Any:
-        """What the network returns, outside the mask as the mode's contract says. The next call overwrites it. Write to a
-        copy where PyTorch does not count writes (`.data`, NumPy): later calls would show them.
+        """What the network returns, outside the mask as the mode's contract says. The next call overwrites it. Write
+        to a copy where PyTorch does not count writes (`.data`, NumPy): later calls would show them.
 
         Args:
             args: the network's inputs and then, unless it is given by name or made by a mask_source, the mask [N,H,W]
