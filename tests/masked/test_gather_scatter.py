@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from sbnet import (
-    BlockGrid,
-    reduce_mask,
-    reference,
-    sparse_gather,
-    sparse_scatter,
-    sparse_scatter_,
-)
+from sbnet import BlockGrid, reduce_mask, reference, sparse_gather, sparse_scatter, sparse_scatter_
 from support.helpers import (
     COPIES,
     FLOATS,

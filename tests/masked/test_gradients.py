@@ -11,13 +11,7 @@ from sbnet.geometry import conv_output_size
 from sbnet.ops.masked.batch_norm import batch_norm2d, batch_norm_whole, follow_
 from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.masked.norm import norm_whole
-from support.helpers import (
-    assert_as_accurate_as_torch,
-    laid_out,
-    one_block,
-    random_active,
-    tensor,
-)
+from support.helpers import assert_as_accurate_as_torch, laid_out, one_block, random_active, tensor
 from support.layer_checks import assert_same_bits_on_any_threads
 
 OPS = torch.ops.sbnet

@@ -5,12 +5,7 @@ import torch
 
 import sbnet
 from sbnet import BlockGrid, reference
-from support.helpers import (
-    laid_out,
-    one_block,
-    random_active,
-    tensor,
-)
+from support.helpers import laid_out, one_block, random_active, tensor
 from support.layer_checks import assert_gradients, assert_same_bits_on_any_threads
 from support.pool_cases import KINDS, NAN, dense, ops, output_size, window
 

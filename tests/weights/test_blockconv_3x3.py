@@ -6,14 +6,7 @@ import torch
 
 from sbnet import BlockGrid, ConvLayout, blocksparse_conv, blocksparse_deconv, reference, sparse_conv2d
 from support.blockconv_cases import B8
-from support.helpers import (
-    FLOATS,
-    assert_as_accurate_as_torch,
-    assert_bitwise,
-    laid_out,
-    random_active,
-    tensor,
-)
+from support.helpers import FLOATS, assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
 
 
 def grid(inputs, outputs, size, density, seed=0):
