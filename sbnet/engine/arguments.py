@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from sbnet.graph.blocks import is_tuning, predict, tuned
@@ -25,13 +26,17 @@ def planes_of(mask: Tensor, x: Tensor) -> Tensor:
         n, _, h, w = x.shape
         if mask.shape == (n, h, w):
             return mask
+    if isinstance(mask, Tensor) and not (mask.is_floating_point() or mask.is_complex()):
+        mask = mask != 0  # of negative numbers, too
+    elif isinstance(mask, Tensor) and mask.itemsize == 1:  # PyTorch compares no float8
+        mask = mask.float()
     mask = mask_planes("run", mask)
     if mask.shape[1:] != x.shape[2:] or mask.shape[0] not in (1, x.shape[0]):
         raise ValueError(
             f"sbnet: run: mask: expected [{x.shape[0]},{x.shape[2]},{x.shape[3]}], got {tuple(mask.shape)}"
         )
     if mask.dtype != torch.bool:
-        mask = mask > 0.5 if mask.is_floating_point() else mask != 0
+        mask = mask > 0.5
     if mask.device != x.device:
         mask = mask.to(x.device, non_blocking=True)
     return mask if mask.shape[0] == x.shape[0] else mask.expand(x.shape[0], -1, -1)
@@ -49,6 +54,13 @@ def mask_of(source: Callable[[Tensor], Tensor] | None, inputs: Sequence[Any], ma
     return mask
 
 
+def margin_of(margin: Any, of: str) -> int:
+    """Pixels by which masks are grown."""
+    if not hasattr(margin, "__index__") or margin < 0:
+        raise ValueError(f"sbnet: {of}: margin: expected a whole number of at least 0, got {margin!r}")
+    return int(margin)
+
+
 def counters(module: Any) -> list[Tensor]:
     """How often modules have moved their statistics, which they write without PyTorch counting it."""
     buffers = module.named_buffers() if isinstance(module, nn.Module) else ()
@@ -60,6 +72,20 @@ def check_example(inputs: Sequence[Any], of: str = "sparsify: example") -> None:
     if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in FLOATS:
         came = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"sbnet: {of}: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
+    for k, value in enumerate(inputs):
+        if isinstance(value, (tuple, list, dict)) and any(isinstance(v, Tensor) for v in pytree.tree_leaves(value)):
+            raise TypeError(f"sbnet: {of}: expected tensors and numbers, got a {type(value).__name__} as input {k}")
+
+
+def key_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What inputs of one plan have in common."""
+    key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)
+    try:
+        hash(key)
+    except TypeError:
+        check_example(inputs, "run: x")
+        raise
+    return key
 
 
 def block_sizes(graph: Graph, device: torch.device, options: dict[str, Any], margin: int) -> Any:
@@ -112,6 +138,8 @@ def tapped(model: Any, names: Sequence[str]) -> Any:
         return model
     if not isinstance(model, nn.Module):
         raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
+    if isinstance(names, str):
+        raise TypeError(f"sbnet: sparsify: out: expected a list of names, got the string {names!r}")
     for name in names:
         try:
             model.get_submodule(name)

@@ -336,7 +336,8 @@ class Executor:
         for v, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
             spatial = v.size is not None and v.dtype.is_floating_point and not node.moves
             if spatial and self.plan.mode == "masked":
-                tensor = masked(tensor, v.axes, active[self.lists.of(v)])  # type: ignore[arg-type]
+                shared = any(_share(tensor, get(given)) for given in node.inputs())  # a view, or an argument itself
+                tensor = masked(tensor, v.axes, active[self.lists.of(v)], not shared)  # type: ignore[arg-type]
             elif spatial and self.plan.mode == "cached":
                 tensor = self._cached(v, tensor, active[self.lists.of(v)])
             env[v] = tensor
@@ -371,9 +372,13 @@ def _same_pixels(active: ActiveBlocks, size: Pair) -> list[Any]:
     return [list(size), grid, list(size), grid, Window.conv(1).numbers(), active.batch * size[0] * size[1]]
 
 
-def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:
-    """x where its pixels are active, else 0: in place where x is packed as feature maps are."""
-    if axes.is_planes and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
+def _share(x: Tensor, other: Any) -> bool:
+    return isinstance(other, Tensor) and x.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def masked(x: Tensor, axes: Axes, active: ActiveBlocks, own: bool) -> Tensor:
+    """x where its pixels are active, else 0: in place where its memory is its `own` and packed as feature maps are."""
+    if own and axes.is_planes and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
         packed = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
         return sparse_fill_(x if packed else x.contiguous(), active)
     assert axes.size is not None

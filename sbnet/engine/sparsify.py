@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
+from sbnet.engine import arguments
 from sbnet.engine.arguments import block_sizes, check_counted, check_example, counters, mask_of, planes_of, tapped
 from sbnet.engine.compiled import Compiled
 from sbnet.engine.executor import Executor
@@ -100,9 +101,7 @@ class SparseRun:
         self.model, self.options = model, options
         self.example = tuple(example) if isinstance(example, (tuple, list)) else (example,)
         check_example(self.example)
-        self.margin, self.mask_source = int(options["margin"]), options["mask_source"]
-        if self.margin < 0:
-            raise ValueError(f"sbnet: sparsify: margin: expected at least 0, got {self.margin}")
+        self.margin, self.mask_source = arguments.margin_of(options["margin"], "sparsify"), options["mask_source"]
         self._module = tapped(model, options["out"])
         self._lock = Turns(self._begin_anew)
         self._watch: Watch | None = None
@@ -121,7 +120,8 @@ class SparseRun:
         copy: bool = False,
         keyframe: bool = False,
     ) -> Any:
-        """What the network returns, outside the mask as the mode's contract says. The next call overwrites it.
+        """What the network returns, outside the mask as the mode's contract says. The next call overwrites it. Write
+        to a copy where PyTorch does not count writes (`.data`, NumPy): later calls would show them.
 
         Args:
             args: the network's inputs and then, unless it is given by name or made by a mask_source, the mask [N,H,W]
@@ -160,11 +160,11 @@ class SparseRun:
         return pytree.tree_unflatten(flat, spec)
 
     def _margin(self, margin: int | None) -> int:
-        return self.margin if margin is None else margin
+        return self.margin if margin is None else arguments.margin_of(margin, "run")
 
     def _for(self, inputs: Sequence[Any]) -> Compiled:
         """The network planned for inputs of these shapes."""
-        key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)
+        key = arguments.key_of(inputs)
         if self._watch is not None and self._watch.changed():
             self._shapes.clear()
             self._compiled.clear()

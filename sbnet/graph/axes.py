@@ -175,7 +175,8 @@ WINDOWED = {
     "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "upsample_nearest2d", "upsample_bilinear2d",
     "upsample_bicubic2d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
     "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "replication_pad2d",
-    "repeat_plane", "_convolution", "mkldnn_convolution", "max_pool2d_with_indices_backward", "max_unpool2d", "col2im",
+    "repeat_plane", "as_planes", "_convolution", "mkldnn_convolution", "max_pool2d_with_indices_backward",
+    "max_unpool2d", "col2im",
 }  # fmt: skip
 VIEWS = {"view", "reshape", "flatten", "unflatten", "_unsafe_view", "reshape_as", "view_as", "_reshape_alias"}
 REDUCTIONS = {
@@ -183,13 +184,19 @@ REDUCTIONS = {
     "argmax", "argmin", "any", "all", "prod", "median",
 }  # fmt: skip
 PRODUCTS = {"matmul", "bmm", "linear", "addmm", "mm", "baddbmm", "einsum", "_addmm_activation"}
-# Compute nothing: a tensor that they give has been masked, or is the network's input.
+# Compute nothing: a plane that they give has been masked, or is the network's input, unless something was computed
+# where it could not be seen as one (`Node.moves`).
 REARRANGING = VIEWS | {
     "permute", "transpose", "t", "movedim", "unsqueeze", "squeeze", "expand", "expand_as", "slice", "select", "narrow",
     "chunk", "split", "split_with_sizes", "unbind", "contiguous", "clone", "to", "_to_copy", "detach", "alias",
     "dropout", "dropout_", "feature_dropout", "lift_fresh", "lift_fresh_copy", "tensor_split", "T", "mT", "_conj",
-    "unsafe_chunk", "unsafe_split", "positive", "type_as", "as_strided", "swapaxes", "numpy_T",
+    "unsafe_chunk", "unsafe_split", "positive", "type_as", "as_strided", "swapaxes", "swapdims", "moveaxis", "numpy_T",
+    "mH", "adjoint", "matrix_H", "ravel", "broadcast_to", "hsplit", "vsplit", "dsplit", "atleast_1d", "atleast_2d",
+    "atleast_3d", "broadcast_tensors", "lift", "real", "resolve_conj", "resolve_neg",
 }  # fmt: skip
+# Of those, what puts dimensions into another order.
+PERMUTING = {"permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "T", "mT", "mH", "adjoint",
+             "matrix_H", "numpy_T"}  # fmt: skip
 
 
 def moves(target: Any, args: Sequence[Any], dtype: torch.dtype) -> bool:
@@ -199,6 +206,17 @@ def moves(target: Any, args: Sequence[Any], dtype: torch.dtype) -> bool:
         return False
     source = getattr(args[0], "dtype", dtype) if args else dtype
     return source.is_floating_point or not dtype.is_floating_point
+
+
+def reads_unseen_planes(target: Any, args: Sequence[Any], axes_of: Callable[[Any], Axes | None], batch: int) -> bool:
+    """Does a layer read images' planes in what could not be followed? Then these are what has to be masked."""
+    shape = tuple(getattr(args[0], "shape", ())) if args else ()
+    if op_name(target) not in WINDOWED or len(shape) != 4 or shape[0] != batch or shape[2] * shape[3] == 1:
+        return False
+    axes = axes_of(args[0])
+    if axes is not None and all(len(dim) > 1 or dim[0][0] != "?" or dim[0][1] == 1 for dim in axes.dims[2:]):
+        return False
+    return bool(args[0].dtype.is_floating_point)
 
 
 def op_name(target: Any) -> str:
@@ -255,12 +273,12 @@ def _infer(
         if x is None or grid is None or len(shape) != 4:
             return None
         return Axes((*x.dims[:2], *grid.dims[1:3]))
-    if name == "roll":  # pixels are no longer where they were
-        return None
+    if name == "roll":  # of planes, the contract says; in windows pixels are no longer where they were
+        return x if x is not None and x.is_planes else None
     if name == "native_batch_norm" or name == "native_layer_norm":
         return x if x is not None and len(x.dims) == len(shape) else None
     if x is not None:
-        moved = _moved(name, x, args, kwargs, shape)
+        moved = _moved(target, name, x, args, kwargs, shape)
         if moved is not NotImplemented:
             return moved
     if name == "stack":
@@ -269,6 +287,11 @@ def _infer(
             return None
         at = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(shape)
         return Axes((*first.dims[:at], _unknown(shape[at]), *first.dims[at:]))
+    if name == "einsum":
+        return _einsum_axes(args[0], [axes_of(v) for v in args[1]], shape)
+    if name in ("one_hot", "embedding"):  # pixels' numbers become vectors
+        pixels = axes_of(args[1 if name == "embedding" else 0])
+        return None if pixels is None else Axes((*pixels.dims, _unknown(shape[-1])))
     if name in PRODUCTS:
         return _product_axes(name, args, shape, axes_of)
     if name == "scaled_dot_product_attention" and x is not None:
@@ -276,21 +299,17 @@ def _infer(
     return _elementwise(args, kwargs, shape, axes_of)
 
 
-def _moved(name: str, x: Axes, args: Sequence[Any], kwargs: dict[str, Any], shape: list[int]) -> Any:
+def _moved(target: Any, name: str, x: Axes, args: Sequence[Any], kwargs: dict[str, Any], shape: list[int]) -> Any:
     rank = len(x.dims)
     if name in VIEWS:
         return _viewed(x, shape)
-    if name == "permute":
-        return _permuted(x, [int(k) % rank for k in args[1]])
-    if name in ("transpose", "swapaxes"):
-        a, b = (int(k) % rank for k in args[1:3])
-        order = list(range(rank))
-        order[a], order[b] = order[b], order[a]
-        return _permuted(x, order)
-    if name == "t":
-        return _permuted(x, list(range(rank))[::-1])
-    if name in ("unsqueeze", "squeeze"):
+    if name in PERMUTING:
+        moved = target(torch.empty(tuple(range(2, rank + 2)), device="meta"), *args[1:], **kwargs)
+        return _permuted(x, [int(n) - 2 for n in moved.shape])
+    if name in ("unsqueeze", "squeeze", "ravel"):
         return _viewed(x, shape)
+    if name == "as_strided":
+        return None
     if name in REDUCTIONS:
         return _reduced(x, args, kwargs, shape)
     if name in ("select", "unbind"):
@@ -322,6 +341,18 @@ def _product_axes(name: str, args: Sequence[Any], shape: list[int], axes_of: Cal
         return None
     last = right.dims[-1] if right is not None and len(right.dims) > 1 else _unknown(shape[-1])
     return Axes((*(_named(dim, n) for dim, n in zip(left.dims[:-1], shape[:-1], strict=True)), _named(last, shape[-1])))
+
+
+def _einsum_axes(equation: str, operands: Sequence[Axes | None], shape: list[int]) -> Axes | None:
+    """Each letter is a dimension of the first spatial operand that has it, else of another one."""
+    given, _, made = equation.replace(" ", "").partition("->")
+    if "." in given or not made:
+        return None
+    dims: dict[str, Dim] = {}
+    pairs = [(a, letters) for a, letters in zip(operands, given.split(","), strict=True) if a is not None]
+    for axes, letters in sorted(pairs, key=lambda pair: pair[0].size is None):
+        dims = {**dict(zip(letters, axes.dims, strict=True)), **dims}
+    return Axes(tuple(_named(dims.get(k, _unknown(n)), n) for k, n in zip(made, shape, strict=True)))
 
 
 def _elementwise(

@@ -4,14 +4,14 @@ without a rule, or one its rule declines, stays a dense node."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.graph.axes import REARRANGING, Axes, infer, op_name, role
+from sbnet.graph.axes import REARRANGING, Axes, infer, op_name, reads_unseen_planes, role
 from sbnet.graph.ir import Node, Value
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.batch: int | None = None
         self.tokens = tokens
+        self.planes: dict[Value, Value] = {}
 
     def input(self, name: str, made: Tensor) -> Value:
         """An input of the network. The first that is a feature map says how many images a call has."""
@@ -83,6 +84,8 @@ class Builder:
         values = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
         if all(v.constant for v in values):
             return self._constant(call)
+        if reads_unseen_planes(target, args, _axes_of, self.batch or 1) and not args[0].constant:
+            call.args = [self._as_planes(args[0], call), *args[1:]]
         count = len(self.nodes)
         found = self.tokens(self, call) if self.tokens is not None else None
         if found is None and call.name in RULES:
@@ -113,6 +116,14 @@ class Builder:
         node = Node("const", call.args, [], call.kwargs, call.target if at is None else taken, path=call.path)
         node.outputs.append(_value(label, made, producer=node, constant=True))
         return node.output
+
+    def _as_planes(self, x: Value, call: Call) -> Value:
+        """What layers read as planes is one, though its pixels could not be followed there."""
+        if x not in self.planes:
+            made = torch.empty(x.shape, dtype=x.dtype, device="meta")
+            copy = replace(call, target=as_planes, name="as_planes", args=[x], kwargs={}, made=made, label=x.name)
+            self.planes[x] = self.dense(copy, "its pixels could not be followed; it is masked here")
+        return self.planes[x]
 
     def dense(self, call: Call, reason: str = "") -> Any:
         """A node that runs on whole tensors."""
@@ -199,6 +210,11 @@ def _is_what_was_made(found: Any, made: Any) -> bool:
         not isinstance(v, Value) or (isinstance(t, Tensor) and v.shape == tuple(t.shape) and v.dtype == t.dtype)
         for v, t in zip(values, tensors, strict=True)
     )
+
+
+def as_planes(x: Tensor) -> Tensor:
+    """x as it is, in memory of its own."""
+    return x.clone(memory_format=torch.channels_last)
 
 
 PLANNED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the feature maps that ops on active blocks take

@@ -23,7 +23,8 @@ from sbnet.graph.tokens import settle
 from sbnet.progress import step
 
 # They return their argument, in eval mode or as far as values go.
-SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
+DROPS = {"dropout", "feature_dropout", "alpha_dropout"}
+SAME = DROPS | {"alias", "detach", "contiguous", "lift_fresh", "positive"}
 COPIES = {"clone", "lift_fresh_copy"}
 CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 
@@ -75,11 +76,25 @@ def _read(program: Any, module: nn.Module, tokens: TokenRules | None = None) -> 
     try:
         return _Reader(program, module, tokens).graph.link()
     except _WritesAView:
-        program = program.run_decompositions({})
+        program = _without_writes(program)
     try:
         return _Reader(program, module, tokens).graph.link()
     except _WritesAView:
         raise CaptureError("sbnet: the network: expected writes in place that can be followed, got others") from None
+
+
+def _without_writes(program: Any) -> Any:
+    """The program with ops that write nothing, by PyTorch's decompositions."""
+    for node in program.graph.nodes:
+        name = op_name(node.target)
+        if name in DROPS and not _is_random(node, node.args, node.kwargs):  # decomposed, a copy
+            node.target, node.args, node.kwargs = torch.ops.aten.alias.default, node.args[:1], {}
+        elif name == "einsum" and any(_storage(n) == _storage(node) for n in node.all_input_nodes):
+            raise CaptureError(  # of letters in another order; decomposed, a copy
+                f"sbnet: {path_of(node) or 'the network'}: expected writes in place that can be followed, got some in "
+                "a network with an einsum that is a view: write permute"
+            )
+    return program.run_decompositions({})
 
 
 @contextmanager
@@ -110,7 +125,8 @@ class _Reader:
     def __init__(self, program: Any, module: nn.Module, tokens: TokenRules | None = None) -> None:
         self.program, self.module = program, module
         self.values: dict[fx.Node, Any] = {}  # what each fx node stands for now
-        self.memory: dict[fx.Node, int] = {}  # fx nodes that may share memory have one number
+        self.memory: dict[fx.Node, int] = {}  # fx nodes that share memory have one number
+        self.dropped: dict[int, int] = {}  # the number of a dropout's argument by that of its result
         self.builder = Builder(tokens)
         self.order = {node: k for k, node in enumerate(program.graph.nodes)}
         signature = program.graph_signature
@@ -122,7 +138,7 @@ class _Reader:
                 value = self._placeholder(node, stored)
                 if node.name not in stored and not (isinstance(value, Value) and value.constant):
                     inputs.append(value if isinstance(value, Value) else None)
-                self.values[node], self.memory[node] = value, self.order[node]
+                self.values[node], self.memory[node] = value, self._memory_of(node)
             elif node.op == "get_attr":
                 self.values[node] = getattr(program.graph_module, str(node.target))
             elif node.op == "call_function":
@@ -161,20 +177,22 @@ class _Reader:
         args, kwargs = self._resolved(node.args), self._resolved(dict(node.kwargs))
         if node.target is operator.getitem and not isinstance(args[0], Value):
             self.values[node] = args[0][args[1]]
-            self.memory[node] = self.memory.get(node.args[0], self.order[node])  # type: ignore[arg-type]
+            self.memory[node] = self._memory_of(node)
             return
+        if name == "as_strided" and not args[0].constant:
+            raise CaptureError(
+                f"sbnet: {path_of(node) or 'the network'}: as_strided: expected views that do not hang on how a tensor "
+                "lies in memory, which a run decides"
+            )
         schema = getattr(node.target, "_schema", None)
-        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         if _is_random(node, args, kwargs):
             raise CaptureError(
                 f"sbnet: {path_of(node) or 'the network'}: expected a network in eval mode, got {name}, which is random"
             )
         if schema is not None and schema.is_mutable and any(a.is_out for a in schema.arguments):
             raise _WritesAView  # which leaves such ops in no program
-        same = name in SAME and isinstance(args[0], Value)
-        if same or name in COPIES:
-            self.values[node] = args[0]
-            self.memory[node] = self.memory[first] if same and first is not None else self.order[node]
+        if (name in SAME and isinstance(args[0], Value)) or name in COPIES:
+            self.values[node], self.memory[node] = args[0], self._memory_of(node)
             return
         made = node.meta.get("val")
         found = [v for v in pytree.tree_leaves(made) if isinstance(v, Tensor)]
@@ -183,10 +201,17 @@ class _Reader:
             raise CaptureError(f"sbnet: {path or 'the network'}: {name}: {no_values(self.module, path)}")
         outputs = self.builder.read(node.target, args, kwargs, made, node.name, path_of(node), _line(node))
         self.values[node] = outputs
-        shares = first is not None and schema is not None and any(r.alias_info is not None for r in schema.returns)
-        self.memory[node] = self.memory.get(first, -1) if shares and first is not None else self.order[node]
+        self.memory[node] = self._memory_of(node)
         if schema is not None and schema.is_mutable:
             self._written(node, schema, outputs)
+
+    def _memory_of(self, node: fx.Node) -> int:
+        """What torch.export traced with knows which results are views of what, in the example's memory format: a
+        reshape or a cast may be one, or a copy. Only a dropout is a copy there that returns its argument here."""
+        number = _storage(node) or -self.order[node]
+        if op_name(node.target) in DROPS:
+            self.dropped[number] = self.memory[node.args[0]]  # type: ignore[index]
+        return self.dropped.get(number, number)
 
     def _written(self, node: fx.Node, schema: Any, new: Any) -> None:
         """After an op in place, the name of its argument stands for its result."""
@@ -213,6 +238,12 @@ class _Reader:
                 elif later:
                     raise _WritesAView
             self.memory[node] = self.memory[given]
+
+
+def _storage(node: fx.Node) -> int:
+    """The address of what holds the first tensor of a traced result; 0 where there is none."""
+    made = next((v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)), None)
+    return 0 if made is None else made.untyped_storage()._cdata
 
 
 def path_of(node: fx.Node) -> str:

@@ -128,7 +128,9 @@ class Node:
     @property
     def moves(self) -> bool:
         """A dense op that computes nothing, so that its result is not masked anew."""
-        return self.kind == "aten" and moves(self.target, self.args, self.output.dtype)
+        if self.kind != "aten" or not moves(self.target, self.args, self.output.dtype):
+            return False
+        return self.output.size is None or not _was_no_plane(self.args[0])
 
     def __repr__(self) -> str:
         name = op_name(self.target) if self.kind == "aten" else self.kind
@@ -227,6 +229,16 @@ def computed(name: str, like: Value, function: Callable[..., Tensor], *args: Any
     value = Value(name, tuple(shape if shape is not None else like.shape), like.dtype, producer=node, constant=True)
     node.outputs.append(value)
     return value
+
+
+def _was_no_plane(value: Any) -> bool:
+    """Was it, or what it is a view of, computed where no plane was seen, as in windows? Then nothing has masked it."""
+    while isinstance(value, Value) and value.size is None and not value.constant and value.producer is not None:
+        node = value.producer
+        if node.kind != "aten" or not moves(node.target, node.args, value.dtype):
+            return True
+        value = node.args[0]
+    return False
 
 
 def only_user(value: Value, graph: Graph) -> Node | None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sbnet.geometry import Pair, to_pair
-from sbnet.graph.axes import REARRANGING, VIEWS, WINDOWED, Axes, infer, moves, op_name, tensors_in
+from sbnet.graph.axes import REARRANGING, VIEWS, WINDOWED, Axes, infer, moves, op_name, reads_unseen_planes, tensors_in
 from sbnet.ops.masked.norm import norm_whole
 
 Blocks = int | Sequence[int] | Mapping[Pair, int | Sequence[int]]
@@ -59,6 +59,7 @@ class _AfterEveryOp(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.change, self.axes, self.keys = change, WeakTensorKeyDictionary(), keys
+        self.unseen = WeakTensorKeyDictionary()  # computed where no plane was seen, and views of it
         self.batch = len(planes[0]) if planes else 1
         for tensor in planes:
             if len(tensor) == self.batch:
@@ -72,6 +73,9 @@ class _AfterEveryOp(TorchDispatchMode):
         written = {k: self._axes_of(v) for k, v in enumerate(args)} if func._schema.is_mutable else {}
         if self.keys is not None:
             args = self.keys.before(func, args, self._axes_of)
+        if reads_unseen_planes(func, args, self._axes_of, self.batch):
+            args = (self.change(args[0], Axes.planes(args[0].shape)), *args[1:])
+        unseen = bool(args) and isinstance(args[0], Tensor) and args[0] in self.unseen
         out = func(*args, **kwargs)
         results = []
         many = isinstance(out, (tuple, list))
@@ -84,8 +88,10 @@ class _AfterEveryOp(TorchDispatchMode):
                 axes = written[own]
             else:
                 axes = infer(func, args, kwargs, tensor, self._axes_of, self.batch)
-            masks = tensor.is_floating_point() and not moves(func, args, tensor.dtype)
-            if axes is not None and axes.size is not None and masks:
+            computed = unseen or not moves(func, args, tensor.dtype)
+            if computed and (axes is None or axes.size is None):
+                self.unseen[tensor] = True
+            if axes is not None and axes.size is not None and computed and tensor.is_floating_point():
                 changed = self.change(tensor, axes)
                 if changed is not tensor and own is not None:  # others that know the argument see the result
                     changed = tensor.copy_(changed)

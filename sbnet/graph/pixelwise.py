@@ -175,6 +175,8 @@ def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | 
     first = isinstance(call.args[0], Value) and not call.args[0].constant
     if (other is None and number is None) or (not first and call.name in ("sub", "div")):
         return None
+    if other is not None and product(other.shape) != 1 and other.shape != (x.shape[1], 1, 1):
+        return None  # a number for each sample
     if call.argument("alpha", 1) != 1 or call.argument("rounding_mode") is not None:
         return None
     if number is not None and not (math.isfinite(number) and (number or call.name != "div")):

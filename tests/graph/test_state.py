@@ -84,6 +84,22 @@ def another_dilation(net: nn.Module) -> None:
     net[1][0].dilation = net[1][0].padding = (2, 2)
 
 
+def another_padding(net: nn.Module) -> None:
+    net[2].padding_mode = "reflect"
+
+
+def a_hook(net: nn.Module) -> None:
+    net[0].register_forward_hook(lambda part, given, made: made * 2)
+
+
+def a_hook_before(net: nn.Module) -> None:
+    net[1].register_forward_pre_hook(lambda part, given, more: ((given[0] + 1,), more), with_kwargs=True)
+
+
+def another_forward(net: nn.Module) -> None:
+    net[1].forward = lambda x: x * 2
+
+
 def a_training_forward(net: nn.Module) -> None:
     net.train()
     net(torch.randn(4, 3, *SIZE, device=net[0][0].weight.device) + 3)
@@ -97,7 +113,8 @@ def other_data(net: nn.Module) -> None:
 
 CHANGES = [
     assigned, another_weight, another_buffer, another_part, a_part_less, no_bias, normalised, normalised_as_of_old,
-    pruned, another_eps, another_dilation, a_training_forward,
+    pruned, another_eps, another_dilation, another_padding, a_hook, a_hook_before, another_forward,
+    a_training_forward,
 ]  # fmt: skip
 
 

@@ -74,6 +74,51 @@ def test_a_map_is_written_as_in_pytorch(write):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def doubled(view, back=lambda v, a: v):
+    """a and a view of it, or a copy, of which one was written."""
+
+    def run(a):
+        other = view(a)
+        other.mul_(2)
+        return a + back(other, a)
+
+    return run
+
+
+VIEWS_OR_COPIES = {
+    "contiguous": doubled(lambda a: a.contiguous()),
+    "channels_last": doubled(lambda a: a.contiguous(memory_format=torch.channels_last)),
+    "a memory format": doubled(lambda a: a.to(memory_format=torch.channels_last)),
+    "a cast that is none": doubled(lambda a: a.to(torch.float32)),
+    "a cast that copies": doubled(lambda a: a.to(torch.float32, copy=True)),
+    "a reshape": doubled(lambda a: a.reshape(len(a), -1), lambda v, a: v.view(a.shape)),
+    "pixels first": doubled(lambda a: a.permute(0, 2, 3, 1).contiguous(), lambda v, a: v.permute(0, 3, 1, 2)),
+    "there and back": doubled(lambda a: a.permute(0, 2, 3, 1).reshape(len(a), -1, 8).mT.reshape(a.shape)),
+    "a dropout": doubled(lambda a: F.dropout(a, 0.5, False)),
+    "channels of a dropout": doubled(lambda a: F.dropout2d(a, 0.5, False)[:, :3], lambda v, a: a),
+    "a pool of one pixel": doubled(lambda a: F.adaptive_avg_pool2d(a, a.shape[2:])),
+}
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=["NCHW", "channels_last"])
+@pytest.mark.parametrize("write", VIEWS_OR_COPIES.values(), ids=VIEWS_OR_COPIES.keys())
+def test_what_may_be_a_view_or_a_copy_is_written(write, memory):
+    """Which it is hangs on the memory format, as in PyTorch."""
+    net, x = Network(write).eval(), torch.randn(2, 3, 24, 32).contiguous(memory_format=memory)
+    with torch.no_grad():
+        want = net(x)
+    got = sbnet.sparsify(net, x)(x, torch.ones(2, 24, 32, dtype=torch.bool))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_an_einsum_that_is_a_view_and_written_is_refused():
+    """PyTorch's decomposition of it is a copy."""
+    net = Network(doubled(lambda a: torch.einsum("nchw->nhwc", a), lambda v, a: v.permute(0, 3, 1, 2))).eval()
+    with pytest.raises(CaptureError, match="an einsum that is a view"):
+        sbnet.sparsify(net, torch.randn(2, 3, 24, 32))
+
+
 def test_an_assignment_to_data_is_refused():
     """torch.export does not follow it."""
     net = Network(first(lambda a: setattr(a, "data", torch.ones_like(a)))).eval()
