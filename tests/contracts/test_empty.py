@@ -85,23 +85,9 @@ def test_a_residual_of_no_images_is_refused(device):
 # ---- no images, no rows
 
 OF_A_BATCH = (
-    "x",
-    "dy",
-    "base",
-    "residual",
-    "block_map",
-    "q",
-    "k",
-    "v",
-    "a",
-    "b",
-    "c",
-    "d",
-    "q_lengths",
-    "k_lengths",
-    "grad",
+    "x", "dy", "base", "residual", "block_map", "q", "k", "v", "a", "b", "c", "d", "q_lengths", "k_lengths", "grad",
     "x_map",
-)
+)  # fmt: skip
 
 
 def without_images(op: str, arguments: list) -> dict:
