@@ -20,7 +20,6 @@ DOCS = HERE.parent / "docs"
 # What docs/benchmarks.md holds: the tables that people look at, by result file. `--tables` writes all of them.
 SHOWN = {
     "cpu_sparsify": ("sparsified network",),
-    "h200_blocksparse_conv": ("blocksparse_conv",),
     "h200_conv": ("conv 3x3",),
     "h200_conv_1x1_settled": ("conv 1x1",),
     "h200_weights_settled": ("blocksparse_matmul",),

@@ -1,10 +1,12 @@
 """The package and its documents: what is installed, and that what README says is true."""
 
 import contextlib
+import json
 import math
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -139,24 +141,6 @@ def test_readme_says_how_to_install_what_its_examples_import():
     assert imported - set(sys.stdlib_module_names) - {"sbnet"} <= named
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/contracts.md", "docs/pipeline.md"])
-def test_examples_run(document, tmp_path):
-    blocks = code_blocks(document, "python")
-    assert blocks
-    for block in blocks:
-        if "import torchvision" in block:
-            if not zoo.available():
-                continue
-            block = TORCHVISION + block
-        subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
-
-
-def test_the_guide_runs_from_top_to_bottom(tmp_path):
-    blocks = code_blocks("docs/guide.md", "python")
-    assert len(blocks) > 6
-    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path)
-
-
 # What the blocks of a page speak of, and do not make.
 GIVEN = {
     "docs/attention.md": """
@@ -182,16 +166,34 @@ class Layer(nn.Module):
         self.intermediate, self.output = nn.ModuleDict({"dense": nn.Linear(64, 128)}), nn.Linear(128, 64)
 model = nn.ModuleDict({"conv": nn.Conv2d(32, 64, 3), "layer": Layer(), "classifier": nn.Linear(64, 10)})
 """,
+    "docs/guide.md": "",
 }
+RUN = """
+import json, os, sys
+for place, (page, text) in enumerate(json.load(sys.stdin)):
+    os.mkdir(str(place))
+    os.chdir(str(place))
+    exec(compile(text, page, "exec"), {"__name__": "__main__"})
+    os.chdir("..")
+"""
 
 
-@pytest.mark.parametrize("page", GIVEN)
-def test_pages_run_from_top_to_bottom(page, tmp_path):
-    if page in ("docs/onnxruntime.md", "docs/quantization.md"):
-        pytest.importorskip("onnxruntime")
-    blocks = code_blocks(page, "python")
-    assert blocks
-    subprocess.run([sys.executable, "-c", "\n".join([GIVEN[page], *blocks])], check=True, cwd=tmp_path)
+def test_pages_run_from_top_to_bottom(tmp_path):
+    """In a folder and a namespace of their own; of three pages each block by itself."""
+    apart = [(page, [block]) for page in ("README.md", "docs/contracts.md", "docs/pipeline.md")
+             for block in code_blocks(page, "python")]  # fmt: skip
+    whole = [(page, [given, *code_blocks(page, "python")]) for page, given in GIVEN.items()]
+    assert all(len(blocks) > 1 for _, blocks in whole)
+    assert len(apart) > 3
+    programs = [(page, "\n".join(blocks)) for page, blocks in apart + whole]
+    if not find_spec("onnxruntime"):
+        programs = [one for one in programs if one[0] not in ("docs/onnxruntime.md", "docs/quantization.md")]
+    if not zoo.available():
+        programs = [one for one in programs if "import torchvision" not in one[1]]
+    programs = [(page, TORCHVISION + text if "import torchvision" in text else text) for page, text in programs]
+    done = subprocess.run([sys.executable, "-c", RUN], input=json.dumps(programs), text=True, cwd=tmp_path, check=False,
+                          capture_output=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]

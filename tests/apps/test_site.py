@@ -86,15 +86,10 @@ def test_the_reference_has_what_people_look_for(site, page, names):
 
 # The first page and one of each kind, and what a reader sees on it.
 SEEN = {
-    "index": "Does it pay?",
-    "first_hour": "A ResNet under a mask",
-    "guide": "Your own network",
-    "reference/ops": "sparse_conv2d",
-    "kernels/index": "Kernels",
-    "contracts": "Contracts",
-    "log/conv": "Convolutions",
+    "index": "Does it pay?", "first_hour": "A ResNet under a mask", "guide": "Your own network",
+    "reference/ops": "sparse_conv2d", "kernels/index": "Kernels", "contracts": "Contracts", "log/conv": "Convolutions",
     "reports": "There are none yet",
-}
+}  # fmt: skip
 BROWSERS = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"
 
 

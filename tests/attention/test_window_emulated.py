@@ -49,17 +49,9 @@ def window_attention(
     views = [n for t in (q, k, v, out) for n in (*t.shape, *t.stride())]
     sides = [0 if t is None else len(t) for t in (bias, high, wide)]
     numbers = int64s(
-        DTYPES[q.dtype],
-        *views,
-        *active.grid.numbers(),
-        *starts,
-        heads,
-        dim,
-        value_dim,
-        *rows.shape,
-        keys.shape[1],
+        DTYPES[q.dtype], *views, *active.grid.numbers(), *starts, heads, dim, value_dim, *rows.shape, keys.shape[1],
         *sides,
-    )
+    )  # fmt: skip
     names = (
         "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill", "row_order", "row_lengths",
         "key_order", "key_lengths",

@@ -9,20 +9,12 @@ from support.formulas import check
 from support.helpers import FLOATS, assert_bitwise
 
 ONE = {
-    "negative": lambda x: -x,
-    "reciprocal": lambda x: 1 / x,
-    "square": lambda x: x * x,
-    "sqrt": lambda x: x**0.5,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sigmoid": lambda x: 1 / (1 + (-x).exp()),
-    "tanh": torch.tanh,
-    "relu": lambda x: x.clamp(min=0),
-    "elu": lambda x: torch.where(x > 0, x, torch.expm1(x)),
+    "negative": lambda x: -x, "reciprocal": lambda x: 1 / x, "square": lambda x: x * x, "sqrt": lambda x: x**0.5,
+    "exp": torch.exp, "log": torch.log, "sigmoid": lambda x: 1 / (1 + (-x).exp()), "tanh": torch.tanh,
+    "relu": lambda x: x.clamp(min=0), "elu": lambda x: torch.where(x > 0, x, torch.expm1(x)),
     "gelu": lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
-    "swish": lambda x: x / (1 + (-x).exp()),
-    "fast_gelu": lambda x: x / (1 + (-1.702 * x).exp()),
-}
+    "swish": lambda x: x / (1 + (-x).exp()), "fast_gelu": lambda x: x / (1 + (-1.702 * x).exp()),
+}  # fmt: skip
 TWO = {
     "add": lambda x, y: x + y,
     "multiply": lambda x, y: x * y,

@@ -39,15 +39,8 @@ def test_raw_capacities(device, value):
     active, g = random_active(GRID, 2, 0.5, device), GRID.numbers()
     if value > 2**31 - 1 or value < 0:
         arguments = (
-            active.block_map,
-            active.block_map,
-            [16, 24],
-            g,
-            [16, 24],
-            g,
-            Window.conv(3, 1, 1).numbers(),
-            value,
-        )
+            active.block_map, active.block_map, [16, 24], g, [16, 24], g, Window.conv(3, 1, 1).numbers(), value,
+        )  # fmt: skip
         refused("fringe.*capacity", OPS.fringe, *arguments)
 
 

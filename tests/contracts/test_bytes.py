@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from support.op_samples import op_samples
+from support.op_samples import sampled_ops, samples_of
 
 BYTES = [torch.float8_e4m3fn, torch.int8]
 COPIES = ("sparse_fill", "sparse_fill_", "sparse_gather", "sparse_scatter", "sparse_scatter_")
@@ -35,10 +35,10 @@ def called(op, arguments):
 
 
 @pytest.mark.parametrize("dtype", BYTES, ids=str)
-@pytest.mark.parametrize("name", op_samples("cpu"))
+@pytest.mark.parametrize("name", sampled_ops())
 def test_bytes_are_refused_by_name_or_copied(device, name, dtype):
     op = getattr(torch.ops.sbnet, name)
-    for arguments in op_samples(device)[name]:
+    for arguments in samples_of(name, device):
         given = [as_bytes(argument, dtype) for argument in arguments]
         if not any(isinstance(t, torch.Tensor) and t.dtype == dtype for t in tensors(given)):
             continue  # of lists alone

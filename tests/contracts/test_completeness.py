@@ -16,7 +16,7 @@ import torch
 import sbnet
 from sbnet.benchmarks.harness import registry
 from sbnet.benchmarks.harness.registry import Setting
-from support.op_samples import op_samples
+from support.op_samples import sampled_ops
 from support.plain_layers import PLAIN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ PACKERS = {"pack_conv_weight", "pack_blocksparse_filters"}  # called once for ma
 def test_every_registered_op_has_samples():
     names = torch._C._dispatch_get_all_op_names()
     registered = {n.split("::")[1].split(".")[0] for n in names if n.startswith("sbnet::")}
-    assert registered == set(op_samples("cpu"))
+    assert registered == set(sampled_ops())
 
 
 LISTS = ["x", "indices", "count", "block_map", "grid"]
@@ -42,7 +42,7 @@ def arguments(op: str) -> list[str]:
 def test_every_plain_layer_has_numbers_to_try():
     """Those whose two forms take x, lists, the same numbers and nothing else."""
     plain = set()
-    for op in (name.rstrip("_") for name in op_samples("cpu") if name.startswith("sparse_") and name.endswith("_")):
+    for op in (name.rstrip("_") for name in sampled_ops() if name.startswith("sparse_") and name.endswith("_")):
         numbers = [name for name in arguments(op) if name not in LISTS]
         in_place = [*LISTS[:3], LISTS[4], *numbers, "out", "fringe_pixels", "fringe_count"]
         if arguments(op) == [*LISTS, *numbers] and arguments(f"{op}_") == in_place:

@@ -6,7 +6,7 @@ import torch
 from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
 from sbnet.export import schemas
 from support.helpers import assert_bitwise
-from support.op_samples import op_samples
+from support.op_samples import sampled_ops, samples_of
 from support.ort_models import is_ort_error, samples, skip_without
 
 OPS = torch.ops.sbnet
@@ -19,7 +19,7 @@ def names_of(op: str) -> list[str]:
 
 
 def listing() -> list[str]:
-    return [op for op in op_samples("cpu") if "indices" in names_of(op)]
+    return [op for op in sampled_ops() if "indices" in names_of(op)]
 
 
 def run(op: str, arguments: list) -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def emptied(names: list[str], arguments: list, capacity: int) -> list:
 def test_a_list_without_rows_is_a_list_of_no_blocks(device, op):
     """It gives the bits of one that has rows and counts none of them."""
     names = names_of(op)
-    for arguments in op_samples(device)[op]:
+    for arguments in samples_of(op, device):
         for got, want in zip(*(run(op, emptied(names, arguments, n)) for n in (0, 4)), strict=True):
             assert_bitwise(got, want[: got.shape[0]] if op == "sparse_gather" else want, op)
 
@@ -59,10 +59,10 @@ def optional(op: str) -> list[str]:
     return [a.name for a in arguments if str(a.type) == "Optional[Tensor]" and a.name not in MAY_BE_EMPTY]
 
 
-@pytest.mark.parametrize("op", [op for op in op_samples("cpu") if optional(op)])
+@pytest.mark.parametrize("op", [op for op in sampled_ops() if optional(op)])
 def test_an_empty_tensor_is_not_a_missing_one(device, op):
     names, tried = names_of(op), 0
-    for arguments in op_samples(device)[op]:
+    for arguments in samples_of(op, device):
         for name in optional(op):
             at = names.index(name)
             if at >= len(arguments) or arguments[at] is None:
@@ -76,7 +76,7 @@ def test_an_empty_tensor_is_not_a_missing_one(device, op):
 
 
 def test_a_residual_of_no_images_is_refused(device):
-    x, weight, *rest = op_samples(device)["sparse_conv2d"][1]
+    x, weight, *rest = samples_of("sparse_conv2d", device)[1]
     residual = torch.zeros(0, 6, 20, 27, device=device)
     with pytest.raises(RuntimeError, match=r"residual: shape: expected \[2,6,20,27\]"):
         OPS.sparse_conv2d(x, weight, None, residual, *rest[2:])
@@ -85,23 +85,9 @@ def test_a_residual_of_no_images_is_refused(device):
 # ---- no images, no rows
 
 OF_A_BATCH = (
-    "x",
-    "dy",
-    "base",
-    "residual",
-    "block_map",
-    "q",
-    "k",
-    "v",
-    "a",
-    "b",
-    "c",
-    "d",
-    "q_lengths",
-    "k_lengths",
-    "grad",
+    "x", "dy", "base", "residual", "block_map", "q", "k", "v", "a", "b", "c", "d", "q_lengths", "k_lengths", "grad",
     "x_map",
-)
+)  # fmt: skip
 
 
 def without_images(op: str, arguments: list) -> dict:
@@ -117,14 +103,14 @@ def without_images(op: str, arguments: list) -> dict:
 def gradients_of(op: str) -> bool:
     takes = ("x" in names_of(op) or "q" in names_of(op)) and not op.endswith("_")
     return takes and any(
-        isinstance(a, torch.Tensor) and a.requires_grad for arguments in op_samples("cpu")[op] for a in arguments
+        isinstance(a, torch.Tensor) and a.requires_grad for arguments in samples_of(op) for a in arguments
     )
 
 
-@pytest.mark.parametrize("op", [op for op in op_samples("cpu") if gradients_of(op)])
+@pytest.mark.parametrize("op", [op for op in sampled_ops() if gradients_of(op)])
 def test_gradients_of_a_batch_without_images(device, op):
     """Zeros of every weight, and of x as many as it has. The sum's gradient is an expanded tensor."""
-    for arguments in op_samples(device)[op]:
+    for arguments in samples_of(op, device):
         if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments):
             continue
         changed = without_images(op, arguments)

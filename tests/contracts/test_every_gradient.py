@@ -8,7 +8,7 @@ import torch
 
 from sbnet.ops.common import pixels_of
 from support.helpers import assert_bitwise
-from support.op_samples import op_samples
+from support.op_samples import sampled_ops, samples_of
 
 OPS = torch.ops.sbnet
 # Their results are no planes that are 0 outside of the blocks.
@@ -27,7 +27,7 @@ def names_of(op):
 def differentiable():
     """Ops of active blocks that return something and have a gradient."""
     found = []
-    for op in op_samples("cpu"):
+    for op in sampled_ops():
         schema = getattr(OPS, op).default._schema
         writes = any(a.alias_info for a in schema.arguments)
         lists = {"block_map", "indices"} & set(names_of(op))
@@ -59,7 +59,7 @@ def gradients(op, given, wanted, upstream):
 
 @pytest.mark.parametrize("op", differentiable())
 def test_of_no_blocks_they_are_zero(device, op):
-    for arguments in op_samples(device)[op]:
+    for arguments in samples_of(op, device):
         given, wanted = leaves_of(op, arguments)
         if "indices" in given:
             given["indices"], given["count"] = torch.full_like(given["indices"], -1), torch.zeros_like(given["count"])
@@ -75,7 +75,7 @@ def test_of_no_blocks_they_are_zero(device, op):
 @pytest.mark.parametrize("op", differentiable())
 def test_of_no_images(device, op):
     tried = 0
-    for arguments in op_samples(device)[op]:
+    for arguments in samples_of(op, device):
         given, wanted = leaves_of(op, arguments)
         batch = given["x"].shape[0] if "x" in given else 2
         for name, value in given.items():
@@ -107,7 +107,7 @@ def repeatable(asked: bool):
 
 @pytest.mark.parametrize("op", [op for op in differentiable() if op not in NO_PLANE and "backward" not in op])
 def test_what_is_not_active_is_of_no_account(device, op):
-    for arguments in op_samples(device)[op]:
+    for arguments in samples_of(op, device):
         given, wanted = leaves_of(op, arguments)
         if "block_map" not in given:
             continue

@@ -21,16 +21,16 @@ from sbnet import (
 )
 from support.chain import Chain, InPlace, assert_same_chain, chain_inputs
 from support.helpers import assert_bitwise, assert_same_active, laid_out, random_active, tensor
-from support.op_samples import op_samples
+from support.op_samples import sampled_ops, samples_of
 
 OPS = torch.ops.sbnet
 
 
 # ---- opcheck
-@pytest.mark.parametrize("name", op_samples("cpu"))
+@pytest.mark.parametrize("name", sampled_ops())
 def test_opcheck(device, name):
     op = getattr(OPS, name).default
-    for n, arguments in enumerate(op_samples(device)[name]):
+    for n, arguments in enumerate(samples_of(name, device)):
         results = torch.library.opcheck(op, arguments)
         assert set(results.values()) == {"SUCCESS"}, f"sample {n}"
 

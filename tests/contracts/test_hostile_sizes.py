@@ -26,14 +26,8 @@ def test_a_block_map_whose_size_overflows(device):
     wrapped = int32(WRAPPED, device=device)
     refused(
         "sparse_gather: block_map: expected a contiguous int32 tensor of .*, got int32 of 339 elements",
-        OPS.sparse_gather,
-        x,
-        *lists,
-        wrapped,
-        grid,
-        False,
-        True,
-    )
+        OPS.sparse_gather, x, *lists, wrapped, grid, False, True,
+    )  # fmt: skip
     for add in (False, True):
         call = zeros(1, 1, 1, 1, device=device), *lists, wrapped, x, grid, add, False, False
         refused(

@@ -279,20 +279,11 @@ class EveryArgument(nn.Module):
         pools = [sbnet.reduce_mask(scale[:, : s[0], : s[1]], BlockGrid.cover(s, (4, 7)), 1.5) for s in size]
         seen = sbnet.fringe(active, lists.planes[0], x.shape[2:], (3, 2), *list(wide.values())[:3], capacity=300)
         return (
-            most,
-            average,
-            active,
-            stack,
-            halo,
-            sbnet.sparse_scatter(stack, most, x, add=True),
-            sbnet.sparse_fill(x, active, float("inf")),
-            lists,
-            y,
-            sbnet.sparse_max_pool2d(x, pools[0], *largest),
-            sbnet.sparse_avg_pool2d(x, pools[1], *mean, False),
-            sbnet.sparse_avg_pool2d(x, pools[1], *mean, True, 5),
+            most, average, active, stack, halo, sbnet.sparse_scatter(stack, most, x, add=True),
+            sbnet.sparse_fill(x, active, float("inf")), lists, y, sbnet.sparse_max_pool2d(x, pools[0], *largest),
+            sbnet.sparse_avg_pool2d(x, pools[1], *mean, False), sbnet.sparse_avg_pool2d(x, pools[1], *mean, True, 5),
             seen,
-        )
+        )  # fmt: skip
 
 
 def test_every_argument_arrives(device, tmp_path):

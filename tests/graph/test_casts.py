@@ -13,20 +13,15 @@ from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
 SIZE = (24, 40)
 CASTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "int": lambda y: (y * 7).int().float(),
-    "long": lambda y: (y * 7).long().float(),
-    "bool": lambda y: y.bool().float(),
-    "uint8": lambda y: (y.abs() * 20).to(torch.uint8).float() / 9,
-    "half": lambda y: y.half().float(),
-    "bfloat16": lambda y: y.bfloat16().float(),
-    "double": lambda y: (y.double() * 3).float(),
-    "type and type_as": lambda y: y.type(torch.int32).type_as(y),
-    "computed in half": lambda y: torch.relu(y.half() * 2).float(),
-    "half and float": lambda y: y.half() + y,
+    "int": lambda y: (y * 7).int().float(), "long": lambda y: (y * 7).long().float(),
+    "bool": lambda y: y.bool().float(), "uint8": lambda y: (y.abs() * 20).to(torch.uint8).float() / 9,
+    "half": lambda y: y.half().float(), "bfloat16": lambda y: y.bfloat16().float(),
+    "double": lambda y: (y.double() * 3).float(), "type and type_as": lambda y: y.type(torch.int32).type_as(y),
+    "computed in half": lambda y: torch.relu(y.half() * 2).float(), "half and float": lambda y: y.half() + y,
     "of a comparison": lambda y: (y > 0).float() * y,
     "of arithmetic in integers": lambda y: ((y * 7).int() + 1).float(),
     "bits": lambda y: (y.view(torch.int32) ^ 1).view(torch.float32),
-}
+}  # fmt: skip
 
 
 class Net(nn.Module):

@@ -195,15 +195,9 @@ def test_the_masked_contract(name):
 
 
 EXACT = [
-    "hard swishes",
-    "affine functions before convolutions",
-    "shortcuts",
-    "outputs that are read",
-    "branches",
-    "concatenations",
-    "whole planes",
-    "windows",
-]
+    "hard swishes", "affine functions before convolutions", "shortcuts", "outputs that are read", "branches",
+    "concatenations", "whole planes", "windows",
+]  # fmt: skip
 CACHED = [
     "affine functions before convolutions",
     "shortcuts",

@@ -57,21 +57,9 @@ def assert_bottleneck(got, x, weights, biases, active, outside, **options):
 
 
 def check(
-    device,
-    *,
-    dtype=torch.float32,
-    channels=32,
-    width=16,
-    size=(21, 26),
-    blocks=8,
-    batch=2,
-    density=0.5,
-    layout="channels_last",
-    out_layout="channels_last",
-    bias=True,
-    x=None,
-    **options,
-):
+    device, *, dtype=torch.float32, channels=32, width=16, size=(21, 26), blocks=8, batch=2, density=0.5,
+    layout="channels_last", out_layout="channels_last", bias=True, x=None, **options,
+):  # fmt: skip
     """Both forms: zeros outside, and NaN kept outside; x holds NaN outside the active blocks. Returns the functional
     result."""
     x = tensor((batch, channels, *size), dtype, device) if x is None else x

@@ -287,17 +287,9 @@ def test_activations(device, channels, groups, kernel, stride, block, dtype, act
     """NaN in x must come out of every pixel that reads it, through every activation, and nowhere else."""
     torch.manual_seed(3)
     x, weight, bias, active, options = make(
-        device,
-        dtype=dtype,
-        channels=channels,
-        filters=channels,
-        groups=groups,
-        kernel=kernel,
-        stride=stride,
-        padding=kernel // 2,
-        block=block,
-        density=0.7,
-    )
+        device, dtype=dtype, channels=channels, filters=channels, groups=groups, kernel=kernel, stride=stride,
+        padding=kernel // 2, block=block, density=0.7,
+    )  # fmt: skip
     x[0, 0, 3, 4] = x[1, channels - 1, 20, 25] = x[0, 2, 0, 13] = float("nan")
     bias = bias * 4  # reach relu6's and hardswish's upper branches
     options |= {"activation": activation, "residual_after": after}

@@ -9,20 +9,14 @@ from support.conv_cases import HALF, check, make
 from support.helpers import ACTIVATIONS, assert_bitwise, assert_conv, dense_conv2d, poison, random_active
 
 KINDS = {
-    "5x5": {"kernel": 5, "padding": 2},
-    "7x7": {"kernel": 7, "padding": 3},
-    "1x3": {"kernel": (1, 3), "padding": 1},
-    "3x1": {"kernel": (3, 1), "padding": 0},
-    "1x1": {"kernel": 1, "padding": 0},
-    "2x2": {"kernel": 2, "padding": 0},
-    "dilation 2": {"padding": 2, "dilation": 2},
-    "dilation 6": {"padding": 6, "dilation": 6},
-    "dilation 12": {"padding": 12, "dilation": 12},
-    "5x5 stride 2": {"kernel": 5, "padding": 2, "stride": 2},
+    "5x5": {"kernel": 5, "padding": 2}, "7x7": {"kernel": 7, "padding": 3}, "1x3": {"kernel": (1, 3), "padding": 1},
+    "3x1": {"kernel": (3, 1), "padding": 0}, "1x1": {"kernel": 1, "padding": 0}, "2x2": {"kernel": 2, "padding": 0},
+    "dilation 2": {"padding": 2, "dilation": 2}, "dilation 6": {"padding": 6, "dilation": 6},
+    "dilation 12": {"padding": 12, "dilation": 12}, "5x5 stride 2": {"kernel": 5, "padding": 2, "stride": 2},
     "stride 3": {"padding": 1, "stride": 3},
     "dilation 2 stride 2": {"kernel": 5, "padding": 4, "dilation": 2, "stride": 2},
     "dilation 3 stride 2": {"padding": 3, "dilation": 3, "stride": 2},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

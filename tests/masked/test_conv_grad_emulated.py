@@ -25,27 +25,19 @@ def emulated(tmp_path_factory):
 CELLS, ROWS, FEW, REST = range(4)
 # kernel, channels, filters, taps, stride, padding, dilation, groups, block
 LAYERS = {
-    "3x3": (CELLS, 40, 72, 3, 1, 1, 1, 1, 8),
-    "3x3, cells that are not full": (CELLS, 16, 24, 3, 1, 1, 1, 1, (7, 12)),
-    "3x3, large blocks": (CELLS, 32, 32, 3, 1, 0, 1, 1, (8, 24)),
-    "3x3 stride 2": (CELLS, 24, 40, 3, 2, 1, 1, 1, 8),
-    "3x3 stride 2, few outputs": (CELLS, 8, 8, 3, 2, 2, 1, 1, (6, 8)),
-    "3x3 groups": (CELLS, 32, 48, 3, 1, 1, 1, 2, 8),
-    "1x1": (ROWS, 136, 72, 1, 1, 0, 1, 1, 8),
-    "1x1, few inputs": (ROWS, 48, 200, 1, 1, 0, 1, 1, (4, 8)),
-    "1x1, few outputs": (ROWS, 264, 24, 1, 1, 0, 1, 1, (3, 5)),
-    "1x1 stride 2": (ROWS, 16, 16, 1, 2, 1, 1, 1, 4),
-    "3x3, small blocks": (ROWS, 16, 24, 3, 1, 1, 1, 1, (2, 3)),
-    "3x3 dilated": (ROWS, 16, 16, 3, 1, 2, 2, 1, 8),
-    "5x5 groups": (ROWS, 16, 32, 5, 2, 2, 1, 2, 8),
-    "few channels": (FEW, 3, 72, 3, 1, 1, 1, 1, 8),
+    "3x3": (CELLS, 40, 72, 3, 1, 1, 1, 1, 8), "3x3, cells that are not full": (CELLS, 16, 24, 3, 1, 1, 1, 1, (7, 12)),
+    "3x3, large blocks": (CELLS, 32, 32, 3, 1, 0, 1, 1, (8, 24)), "3x3 stride 2": (CELLS, 24, 40, 3, 2, 1, 1, 1, 8),
+    "3x3 stride 2, few outputs": (CELLS, 8, 8, 3, 2, 2, 1, 1, (6, 8)), "3x3 groups": (CELLS, 32, 48, 3, 1, 1, 1, 2, 8),
+    "1x1": (ROWS, 136, 72, 1, 1, 0, 1, 1, 8), "1x1, few inputs": (ROWS, 48, 200, 1, 1, 0, 1, 1, (4, 8)),
+    "1x1, few outputs": (ROWS, 264, 24, 1, 1, 0, 1, 1, (3, 5)), "1x1 stride 2": (ROWS, 16, 16, 1, 2, 1, 1, 1, 4),
+    "3x3, small blocks": (ROWS, 16, 24, 3, 1, 1, 1, 1, (2, 3)), "3x3 dilated": (ROWS, 16, 16, 3, 1, 2, 2, 1, 8),
+    "5x5 groups": (ROWS, 16, 32, 5, 2, 2, 1, 2, 8), "few channels": (FEW, 3, 72, 3, 1, 1, 1, 1, 8),
     "few channels, 7x7 stride 2": (FEW, 3, 24, 7, 2, 3, 1, 1, (6, 8)),
-    "few channels, groups": (FEW, 10, 32, 3, 1, 2, 1, 2, 8),
-    "few channels, dilated": (REST, 3, 8, 3, 1, 2, 2, 1, 8),
+    "few channels, groups": (FEW, 10, 32, 3, 1, 2, 1, 2, 8), "few channels, dilated": (REST, 3, 8, 3, 1, 2, 2, 1, 8),
     "few channels, two tiles": (FEW, 4, 8, 7, 1, 3, 1, 1, 8),
     "few channels, small blocks": (REST, 3, 20, 3, 1, 1, 1, 1, 2),
     "outputs of no whole words": (REST, 8, 20, 3, 1, 1, 1, 1, 8),
-}
+}  # fmt: skip
 
 
 def read_by(active, size, x_size, window):

@@ -245,15 +245,9 @@ def test_bad_input_names_the_op_that_was_called(device, changes, pattern):
         for k, v in changes.items()
     }
     arguments = {
-        "x": bytes_of(1, 8, 9, 9, device=device),
-        "weight": bytes_of(16, 8, 3, 3, device=device),
-        "scale": torch.ones(16, device=device),
-        "bias": None,
-        "active": active,
-        "padding": 1,
-        "out_scale": 0.1,
-        **moved,
-    }
+        "x": bytes_of(1, 8, 9, 9, device=device), "weight": bytes_of(16, 8, 3, 3, device=device),
+        "scale": torch.ones(16, device=device), "bias": None, "active": active, "padding": 1, "out_scale": 0.1, **moved,
+    }  # fmt: skip
     errors = (RuntimeError, ValueError, TypeError)
     with pytest.raises(errors, match=f"sbnet::sparse_conv2d_quantized: .*({pattern})"):
         sparse_conv2d_quantized(**arguments)

@@ -58,17 +58,12 @@ def emulate(
 
 # channels, filters, kernel, stride, padding, output padding, dilation, block
 LAYERS = {
-    "2x2": (64, 64, 2, 2, 0, 0, 1, 16),
-    "4x4": (64, 64, 4, 2, 1, 0, 1, 16),
-    "3x3": (64, 64, 3, 2, 1, 1, 1, 16),
-    "3x3 without padding": (24, 40, 3, 2, 0, 0, 1, 32),
-    "two slices": (128, 64, 4, 2, 1, 0, 1, 16),
-    "slices that do not stay": (208, 136, 4, 2, 1, 0, 1, 16),
-    "stride 3": (72, 48, 4, 3, 1, 1, 1, (24, 48)),
-    "6x6": (32, 64, 6, 2, 2, 0, 1, (16, 48)),
-    "dilation": (16, 64, 3, 2, 2, 1, 3, 16),
+    "2x2": (64, 64, 2, 2, 0, 0, 1, 16), "4x4": (64, 64, 4, 2, 1, 0, 1, 16), "3x3": (64, 64, 3, 2, 1, 1, 1, 16),
+    "3x3 without padding": (24, 40, 3, 2, 0, 0, 1, 32), "two slices": (128, 64, 4, 2, 1, 0, 1, 16),
+    "slices that do not stay": (208, 136, 4, 2, 1, 0, 1, 16), "stride 3": (72, 48, 4, 3, 1, 1, 1, (24, 48)),
+    "6x6": (32, 64, 6, 2, 2, 0, 1, (16, 48)), "dilation": (16, 64, 3, 2, 2, 1, 3, 16),
     "padding beyond": (64, 64, 2, 2, 5, 0, 1, 16),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYERS)

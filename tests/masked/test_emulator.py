@@ -297,17 +297,8 @@ def test_hopper_kernels_without_one(emulated, kernel, seed):
 
 # Weights that stay, copied by hand or by TMA, for three teams and two; weights in a ring, for two teams and one.
 BOTTLENECKS = [
-    (96, 24),
-    (40, 32),
-    (192, 48),
-    (64, 64),
-    (256, 64),
-    (384, 56),
-    (320, 32),
-    (128, 96),
-    (136, 104),
-    (512, 128),
-]
+    (96, 24), (40, 32), (192, 48), (64, 64), (256, 64), (384, 56), (320, 32), (128, 96), (136, 104), (512, 128),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(4))

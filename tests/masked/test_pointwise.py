@@ -131,26 +131,20 @@ def test_gradients_are_those_of_active_blocks_alone(device, program):
 
 
 BAD = [
-    ("tan", (), "program: expected a step's name, got 'tan'"),
-    ("add", (), "program: add: expected an operand"),
+    ("tan", (), "program: expected a step's name, got 'tan'"), ("add", (), "program: add: expected an operand"),
     ("add e", (), "program: add: expected x, a, b, c, d, s, t or a number, got 'e'"),
-    ("add 1x", (), "program: add: expected"),
-    ("add a 3", (), "program: add: expected no more, got '3'"),
-    ("clamp 1", (), "program: clamp: expected 2 numbers"),
-    ("save a", (), "program: save: expected s or t"),
-    ("mul s", (), "program: expected s to be saved before it is read"),
-    (";;relu", (), "program: expected a step"),
+    ("add 1x", (), "program: add: expected"), ("add a 3", (), "program: add: expected no more, got '3'"),
+    ("clamp 1", (), "program: clamp: expected 2 numbers"), ("save a", (), "program: save: expected s or t"),
+    ("mul s", (), "program: expected s to be saved before it is read"), (";;relu", (), "program: expected a step"),
     ("; ".join(["relu"] * 25), (), "program: expected at most 24 steps"),
-    ("relu " * 20, (), "program: relu: expected no more"),
-    ("a" * 500, (), "program: expected a step's name, got 'aaa"),
+    ("relu " * 20, (), "program: relu: expected no more"), ("a" * 500, (), "program: expected a step's name, got 'aaa"),
     ("add b", (torch.zeros(1),), "a: expected 4 dimensions, got 1"),
     ("add b", (torch.zeros(1, 1, 1, 1),), "b: expected a tensor, which the program reads, got none"),
     ("add a", (torch.zeros(1, 3, 1, 1),), "a: shape: expected"),
     ("add a", (torch.zeros(1, 8, 1, 1).half(),), "a: dtype: expected that of x"),
     ("add a", (None,), "a: expected .*, got NoneType"),
-    ("add a", (torch.zeros(1, 8, 1, 1),) * 5, "others: expected at most 4"),
-    (3, (), "program: expected a string"),
-]
+    ("add a", (torch.zeros(1, 8, 1, 1),) * 5, "others: expected at most 4"), (3, (), "program: expected a string"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("program", "others", "pattern"), BAD, ids=[str(k) for k in range(len(BAD))])

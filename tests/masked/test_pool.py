@@ -13,21 +13,10 @@ from support.pool_cases import KINDS, NAN, assert_pool, check, ops, window
 
 # ---- geometry
 WINDOWS = [
-    window(3, 2, 1),
-    window(2, 2),
-    window(2),
-    window(3, 1, 1),
-    window(3, 1),
-    window(3, 2),
-    window(1),
-    window(1, 2),
-    window(5, 1, 2),
-    window(4, 3, 2),
-    window((1, 7), (2, 1), (0, 3)),
-    window((3, 2), (1, 2), (1, 0)),
-    window(2, 12),
+    window(3, 2, 1), window(2, 2), window(2), window(3, 1, 1), window(3, 1), window(3, 2), window(1), window(1, 2),
+    window(5, 1, 2), window(4, 3, 2), window((1, 7), (2, 1), (0, 3)), window((3, 2), (1, 2), (1, 0)), window(2, 12),
     window(13, 1, 6),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -21,17 +21,12 @@ from support.layer_checks import assert_gradients, assert_in_place, assert_netwo
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PLANE = (12, 18)
 MAPS = {
-    "nothing": {},
-    "shuffle": {"up": 2},
-    "unshuffle": {"down": 3},
-    "groups": {"groups": 6},
-    "pad": {"pad": (1, 2, 3, 0), "value": -1.5},
-    "crop": {"pad": (-5, -2, 0, -7)},
+    "nothing": {}, "shuffle": {"up": 2}, "unshuffle": {"down": 3}, "groups": {"groups": 6},
+    "pad": {"pad": (1, 2, 3, 0), "value": -1.5}, "crop": {"pad": (-5, -2, 0, -7)},
     "pad and crop": {"pad": (-15, 30, 40, -10), "value": 0.25},
     "all": {"up": 3, "down": 2, "groups": 4, "pad": (1, -3, -2, 5), "value": 7.0},
-    "unshuffle of groups": {"down": 2, "groups": 9},
-    "shuffle of groups": {"up": 2, "groups": 3},
-}
+    "unshuffle of groups": {"down": 2, "groups": 9}, "shuffle of groups": {"up": 2, "groups": 3},
+}  # fmt: skip
 PYTORCH = {
     "shuffle": lambda x: F.pixel_shuffle(x, 2),
     "unshuffle": lambda x: F.pixel_unshuffle(x, 3),
@@ -103,23 +98,17 @@ def test_gradients(device, name):
 
 
 BAD = [
-    ({"up": 0}, "up, down(, groups)?: expected"),
-    ({"up": 5}, "up: expected channels that"),
-    ({"up": 2**20}, "up, down, groups: expected"),
-    ({"up": 2**40}, "up: expected numbers of 32 bits"),
-    ({"down": 5}, "down: expected a plane"),
-    ({"down": -1}, "up, down(, groups)?: expected"),
-    ({"groups": 5}, "groups: expected a divisor of 72"),
-    ({"groups": 1.5}, "groups: expected an int"),
-    ({"pad": 3}, "pad: expected left, right, top, bottom"),
-    ({"pad": (1, 2)}, "pad: expected left, right, top, bottom"),
+    ({"up": 0}, "up, down(, groups)?: expected"), ({"up": 5}, "up: expected channels that"),
+    ({"up": 2**20}, "up, down, groups: expected"), ({"up": 2**40}, "up: expected numbers of 32 bits"),
+    ({"down": 5}, "down: expected a plane"), ({"down": -1}, "up, down(, groups)?: expected"),
+    ({"groups": 5}, "groups: expected a divisor of 72"), ({"groups": 1.5}, "groups: expected an int"),
+    ({"pad": 3}, "pad: expected left, right, top, bottom"), ({"pad": (1, 2)}, "pad: expected left, right, top, bottom"),
     ({"pad": (0, -18, 0, 0)}, "pad: expected an output plane"),
     ({"pad": (30, -19, 0, 0)}, "pad: expected to crop at most"),
     ({"pad": (0, 2**40, 0, 0)}, "pad: expected numbers of 32 bits"),
-    ({"pad": (0, 2**30, 0, 0)}, "pad: expected numbers below"),
-    ({"pad": (9, 0, 0, 0)}, "active|out"),
+    ({"pad": (0, 2**30, 0, 0)}, "pad: expected numbers below"), ({"pad": (9, 0, 0, 0)}, "active|out"),
     ({"value": "x"}, "value: expected a number"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "pattern"), BAD, ids=[str(k) for k in range(len(BAD))])

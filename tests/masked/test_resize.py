@@ -17,17 +17,11 @@ from support.layer_checks import assert_gradients, assert_in_place, assert_windo
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PLANE = (9, 13)
 SIZES = {
-    "x2": {"scale_factor": 2},
-    "x3 and half": {"scale_factor": (3, 0.5)},
-    "x0.7": {"scale_factor": 0.7},
-    "up to 17x30": {"size": (17, 30)},
-    "to one": {"size": 1},
-    "same": {"size": PLANE},
-    "same by x1.05": {"scale_factor": 1.05},
-    "same rows by x1.1, columns x1.5": {"scale_factor": (1.1, 1.5)},
-    "double by x2.03": {"scale_factor": 2.03},
-    "just below": {"scale_factor": 0.97},
-}
+    "x2": {"scale_factor": 2}, "x3 and half": {"scale_factor": (3, 0.5)}, "x0.7": {"scale_factor": 0.7},
+    "up to 17x30": {"size": (17, 30)}, "to one": {"size": 1}, "same": {"size": PLANE},
+    "same by x1.05": {"scale_factor": 1.05}, "same rows by x1.1, columns x1.5": {"scale_factor": (1.1, 1.5)},
+    "double by x2.03": {"scale_factor": 2.03}, "just below": {"scale_factor": 0.97},
+}  # fmt: skip
 MODES = {
     "nearest": {"mode": "nearest"},
     "nearest-exact": {"mode": "nearest-exact"},

@@ -36,16 +36,11 @@ class Dropout(ctypes.Structure):
 
 class Params(ctypes.Structure):
     _fields_ = [
-        ("dtype", ctypes.c_int32),
-        ("batch", ctypes.c_int64),
-        *fields(ctypes.c_int32, "heads kv_heads q_length k_length head_dim"),
-        ("scale", ctypes.c_float),
-        *fields(Tensor, "q k v out"),
-        *fields(ctypes.c_void_p, "lse sums"),
-        ("layout", Layout),
-        *fields(ctypes.c_void_p, "q_lengths k_lengths"),
-        ("dropout", Dropout),
-    ]
+        ("dtype", ctypes.c_int32), ("batch", ctypes.c_int64),
+        *fields(ctypes.c_int32, "heads kv_heads q_length k_length head_dim"), ("scale", ctypes.c_float),
+        *fields(Tensor, "q k v out"), *fields(ctypes.c_void_p, "lse sums"), ("layout", Layout),
+        *fields(ctypes.c_void_p, "q_lengths k_lengths"), ("dropout", Dropout),
+    ]  # fmt: skip
 
 
 class BackwardParams(ctypes.Structure):

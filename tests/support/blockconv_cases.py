@@ -33,19 +33,14 @@ class Case(NamedTuple):
 
 B4, B8 = diagonal(4, 8, 12), overlapping(8, 16, 8, 32, 16)
 CASES = {
-    "1d": Case(B4, (1,), (32,), padding="VALID"),
-    "1d_3": Case(B4, (3,), (32,)),
-    "1d_3_stride": Case(B4, (3,), (32,), 2),
-    "1d_5_stride": Case(B4, (5,), (32,), 2),
-    "1d_dilated": Case(B4, (3,), (32,), dilation=2),
-    "1d_even": Case(B4, (4,), (9,)),
-    "2d": Case(B4, (3, 3), (8, 8)),
+    "1d": Case(B4, (1,), (32,), padding="VALID"), "1d_3": Case(B4, (3,), (32,)),
+    "1d_3_stride": Case(B4, (3,), (32,), 2), "1d_5_stride": Case(B4, (5,), (32,), 2),
+    "1d_dilated": Case(B4, (3,), (32,), dilation=2), "1d_even": Case(B4, (4,), (9,)), "2d": Case(B4, (3, 3), (8, 8)),
     "2d_overlap_valid": Case(B8, (3, 3), (8, 8), padding="VALID"),
     "2d_uneven": Case(UNEVEN, (3, 2), (7, 5), padding=(2, 0)),
-    "2d_uneven_stride": Case(UNEVEN, (5, 3), (9, 8), 3, (1, 2), 2),
-    "3d": Case(B4, (3, 3, 3), (4, 4, 4)),
+    "2d_uneven_stride": Case(UNEVEN, (5, 3), (9, 8), 3, (1, 2), 2), "3d": Case(B4, (3, 3, 3), (4, 4, 4)),
     "3d_uneven": Case(UNEVEN, (1, 3, 2), (3, 4, 6), 2),
-}
+}  # fmt: skip
 
 
 def blockconv_samples(device: str) -> dict[str, list[tuple]]:

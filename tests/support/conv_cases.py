@@ -14,22 +14,9 @@ def pair(v):
 
 
 def make(
-    device,
-    dtype=torch.float32,
-    channels=8,
-    filters=8,
-    size=(21, 26),
-    block=8,
-    kernel=3,
-    batch=2,
-    density=0.4,
-    bias=True,
-    layout="channels_last",
-    stride=1,
-    padding=1,
-    dilation=1,
-    groups=1,
-):
+    device, dtype=torch.float32, channels=8, filters=8, size=(21, 26), block=8, kernel=3, batch=2, density=0.4,
+    bias=True, layout="channels_last", stride=1, padding=1, dilation=1, groups=1,
+):  # fmt: skip
     """x, weight, bias, active, conv options: unit-variance outputs, so that an error has a scale."""
     r, s = pair(kernel)
     x = laid_out(tensor((batch, channels, *size), dtype, device), layout)

@@ -100,11 +100,6 @@ def some_few_tiles(rng: random.Random) -> dict:
 
 
 SOME_OF = {
-    "few tiles": some_few_tiles,
-    "3x3 by patches": some_patch,
-    "1x1 by rows": some_rows,
-    "by rows": some_taps,
-    "3x3 by groups": some_groups,
-    "first layer": some_first,
-    "implicit GEMM": some_other,
-}
+    "few tiles": some_few_tiles, "3x3 by patches": some_patch, "1x1 by rows": some_rows, "by rows": some_taps,
+    "3x3 by groups": some_groups, "first layer": some_first, "implicit GEMM": some_other,
+}  # fmt: skip

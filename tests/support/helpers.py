@@ -19,14 +19,8 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 COPIES = [*FLOATS, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 ACTIVATIONS = [None, "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"]
 LAYOUTS = [
-    "contiguous",
-    "channels_last",
-    "channel_slice",
-    "odd_channel_slice",
-    "plane_slice",
-    "batch_slice",
-    "permuted",
-]
+    "contiguous", "channels_last", "channel_slice", "odd_channel_slice", "plane_slice", "batch_slice", "permuted",
+]  # fmt: skip
 
 
 def tensor(shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

@@ -319,21 +319,8 @@ class Sampled(nn.Module):
 
 
 NETWORKS = {
-    "U-Net, transposed convolution": lambda: UNet("transpose"),
-    "U-Net, bilinear": lambda: UNet("bilinear"),
-    "U-Net, nearest": lambda: UNet("nearest"),
-    "FPN": FPN,
-    "YOLO-like": Yolo,
-    "SRVGG": SRVGG,
-    "ResNet": Residual,
-    "MobileNet with gates": Gated,
-    "DenseNet": Dense,
-    "ShuffleNet": Shuffle,
-    "ConvNeXt": ConvNeXt,
-    "RepVGG": RepVGG,
-    "ASPP": ASPP,
-    "attention": Attention,
-    "Focus": Focus,
-    "batches that hold more": Folded,
-    "sampled": Sampled,
-}
+    "U-Net, transposed convolution": lambda: UNet("transpose"), "U-Net, bilinear": lambda: UNet("bilinear"),
+    "U-Net, nearest": lambda: UNet("nearest"), "FPN": FPN, "YOLO-like": Yolo, "SRVGG": SRVGG, "ResNet": Residual,
+    "MobileNet with gates": Gated, "DenseNet": Dense, "ShuffleNet": Shuffle, "ConvNeXt": ConvNeXt, "RepVGG": RepVGG,
+    "ASPP": ASPP, "attention": Attention, "Focus": Focus, "batches that hold more": Folded, "sampled": Sampled,
+}  # fmt: skip

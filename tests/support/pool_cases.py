@@ -54,20 +54,9 @@ def assert_pool(kind, got, x, active, outside, window):
 
 
 def check(
-    device,
-    kind,
-    window,
-    *,
-    dtype=torch.float32,
-    channels=8,
-    size=(21, 26),
-    block=8,
-    batch=2,
-    density=0.5,
-    layout="channels_last",
-    out_layout="channels_last",
-    x=None,
-):
+    device, kind, window, *, dtype=torch.float32, channels=8, size=(21, 26), block=8, batch=2, density=0.5,
+    layout="channels_last", out_layout="channels_last", x=None,
+):  # fmt: skip
     """Both forms: zeros outside, and NaN kept outside. Returns the functional result."""
     if x is None:
         x = tensor((batch, channels, *size), dtype, device)

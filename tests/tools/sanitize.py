@@ -357,19 +357,9 @@ def samples(device: str) -> None:
 def main() -> None:
     lists = (reduce_mask, copies, fringe_and_fill, motion, pyramid)
     plain = (
-        *lists,
-        pool,
-        adaptive_pool,
-        squeeze_excite,
-        norm,
-        convs.conv_quantized,
-        convs.conv_float8,
-        convs.conv_transpose,
-        resize,
-        rearrange,
-        pointwise,
-        convs.bottleneck,
-    )
+        *lists, pool, adaptive_pool, squeeze_excite, norm, convs.conv_quantized, convs.conv_float8,
+        convs.conv_transpose, resize, rearrange, pointwise, convs.bottleneck,
+    )  # fmt: skip
     families = {
         f.__name__: f for f in (*plain, attention, windows, weights, blockconv, samples, *GRADIENTS, *convs.TILES)
     }

@@ -250,11 +250,6 @@ def bottleneck(device: str) -> None:
 
 
 TILES = (
-    whole_tiles,
-    few_tiles,
-    few_tiles_alone,
-    conv1x1_wide,
-    conv1x1_of_all_blocks,
-    conv1x1_split,
+    whole_tiles, few_tiles, few_tiles_alone, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split,
     conv3x3_stride2_of_many_tiles,
-)
+)  # fmt: skip

@@ -144,21 +144,16 @@ def test_bad_arguments(device):
     layout = random_layout(2, 3, 8, 1.0)
     x, w = zeros(4, 16, device=device), zeros(6, 8, 8, device=device)
     bad = [
-        ("layout", (x, w, "layout"), {}),
-        ("x: expected", (x[:, :15], w, layout), {}),
-        ("weight: expected", (x, w[:5], layout), {}),
-        ("weight: expected", (x, w[:, :, :7], layout), {}),
-        ("weight: expected", (x, w.half(), layout), {}),
-        ("x: expected float32", (x.double(), w.double(), layout), {}),
+        ("layout", (x, w, "layout"), {}), ("x: expected", (x[:, :15], w, layout), {}),
+        ("weight: expected", (x, w[:5], layout), {}), ("weight: expected", (x, w[:, :, :7], layout), {}),
+        ("weight: expected", (x, w.half(), layout), {}), ("x: expected float32", (x.double(), w.double(), layout), {}),
         ("gate: expected", (x, w, layout, zeros(5, device=device)), {}),
         ("gate: expected", (x, w, layout, zeros(6, 1, device=device)), {}),
         ("bias: expected", (x, w, layout, None, zeros(16, device=device)), {}),
         ("bias: dtype: expected float32, got float64", (x, w, layout, None, zeros(24, device=device).double()), {}),
-        ("activation", (x, w, layout, None, None, "tanh"), {}),
-        ("feature_axis", (x, w, layout), {"feature_axis": 2}),
-        ("one dimension", (zeros(device=device), w, layout), {}),
-        ("x", (None, w, layout), {}),
-    ]
+        ("activation", (x, w, layout, None, None, "tanh"), {}), ("feature_axis", (x, w, layout), {"feature_axis": 2}),
+        ("one dimension", (zeros(device=device), w, layout), {}), ("x", (None, w, layout), {}),
+    ]  # fmt: skip
     for match, arguments, options in bad:
         refused(match, blocksparse_matmul, *arguments, **options)
     dy = zeros(4, 24, device=device)

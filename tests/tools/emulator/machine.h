@@ -66,6 +66,8 @@ struct Meeting {  // of threads, at a named or a cluster barrier
 struct Warp {
   Meeting meeting;
   uint64_t given[32][4], taken[2][32][4];
+  unsigned decoded[2] = {};      // the exchange, from 1 on, whose operands are in
+  uint32_t operands[2][24][32];  // rows of a product, and its columns: float or int32
 };
 struct Cluster;
 struct Cta {
@@ -83,18 +85,20 @@ struct Cluster {
   int threads;  // of a CTA
   Meeting meeting;
 };
-struct Fiber {
-  ucontext_t start;
-  jmp_buf at;  // where it waits, once it has begun
-  bool begun = false;
-  Cta* cta;
+struct Fiber {  // first what the scheduler looks at in every round
+  bool done = false, begun = false;
+  bool stores_awaited = true;  // all of them, by the thread itself
   uint32_t thread;
-  bool done = false;
-  std::string waits;
-  Group products, stores;                         // asked for, not yet committed; of sm_80's kernels cp.async
+  bool (*ready)(const void*) = nullptr;  // may it go on? Asked by the scheduler, with `condition`; null: yes
+  const void* condition = nullptr;
+  Cta* cta;
   std::deque<Group> committed, committed_stores;  // not yet done
-  bool stores_awaited = true;                     // all of them, by the thread itself
+  Group products, stores;                         // asked for, not yet committed; of sm_80's kernels cp.async
+  const char* waits = "";                         // for what, and for a barrier its address and parity
+  uint32_t address = 0, parity = 0;
   unsigned cluster_generation = 0;
+  jmp_buf at;  // where it waits, once it has begun
+  ucontext_t start;
   std::string name() const { return "CTA " + std::to_string(cta->rank) + ", warp " + std::to_string(thread / 32); }
 };
 
@@ -106,6 +110,29 @@ inline int64_t progress;
 inline Group copies, slow_copies;  // on their way; the slow ones until nothing else goes on
 inline unsigned grid_size, grid_rows;
 inline int multiprocessors = 4;
+
+// The host's own conversion of halves takes a hundred instructions.
+template <class T>
+float value_of_half(uint16_t bits) {
+  if constexpr (std::is_same_v<T, __half>) {
+    static const std::vector<float> values = [] {
+      std::vector<float> all(1 << 16);
+      for (size_t i = 0; i < all.size(); ++i) {
+        const uint16_t word = static_cast<uint16_t>(i);
+        __half half;
+        std::memcpy(&half, &word, 2);
+        all[i] = __half2float(half);
+      }
+      return all;
+    }();
+    return values[bits];
+  } else {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+  }
+}
 
 inline bool one_in(unsigned n) { return random() % n == 0; }
 // By _setjmp, as swapcontext asks the system for the signal mask each time. Nothing else is in these functions: what a
@@ -128,12 +155,16 @@ inline void Barrier::settle() {
   if (pending < 0) fail("more arrivals than a barrier has");
   if (pending == 0 && bytes == 0) pending = count, phase ^= 1;
 }
+// ready: it reads memory alone, as the scheduler asks it, too.
 template <class F>
-void wait_until(const std::string& what, F&& ready) {
-  self->waits = what;
-  while (!ready()) yield();
+void wait_until(const char* what, const F& ready) {
+  if (!ready()) {
+    self->waits = what, self->condition = &ready;
+    self->ready = [](const void* condition) { return (*static_cast<const F*>(condition))(); };
+    while (!ready()) yield();
+    self->waits = "", self->ready = nullptr;
+  }
   ++progress;
-  self->waits.clear();
 }
 inline void meet(Meeting& m, int threads, const char* what) {
   const unsigned generation = m.generation;
@@ -234,7 +265,8 @@ void for_box(const Map& m, uint32_t offset, const At& at, F&& f) {
         inside = inside && i >= 0 && i < m.size[d];
         global += i * m.stride[d - 1];
       }
-      f(m.swizzle ? swizzled(offset, m.swizzle) : offset, inside ? global : nullptr, min(16 / m.item, m.size[0] - at[0] - c) * m.item);
+      f(m.swizzle ? swizzled(offset, m.swizzle) : offset, inside ? global : nullptr,
+        min(16 / m.item, m.size[0] - at[0] - c) * m.item);
     }
 }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, const At& at) {
@@ -316,7 +348,7 @@ inline void run_cluster(unsigned first_block, int ctas, int threads, const Actio
       for (Fiber* f = first; f < first + 32; ++f) {
         if (!f->done) {
           self = f;
-          resume(f);
+          if (!f->ready || f->ready(f->condition)) resume(f);
           self = nullptr;
           if (!failure.empty()) return;
           left -= f->done;
@@ -335,7 +367,11 @@ inline void run_cluster(unsigned first_block, int ctas, int threads, const Actio
     if (idle < 50) continue;
     std::map<std::string, int> waiting;
     for (Fiber& f : fibers)
-      if (!f.done) ++waiting[f.name() + " for " + f.waits];
+      if (!f.done) {
+        std::string what = f.waits;
+        if (what == "barrier") what += " at " + std::to_string(f.address) + ", parity " + std::to_string(f.parity);
+        ++waiting[f.name() + " for " + what];
+      }
     std::string all;
     for (auto& [who, count] : waiting) all += "\n" + std::to_string(count) + " threads of " + who;
     return fail("nothing goes on; there wait" + all);

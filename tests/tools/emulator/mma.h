@@ -1,8 +1,7 @@
 // Stands for csrc/cuda/mma.cuh: the same functions, for the machine in machine.h.
 #pragma once
-#include "machine.h"
-
 #include "cuda/tf32.cuh"
+#include "machine.h"
 
 namespace sbnet {
 
@@ -52,20 +51,32 @@ template <class T, class Sum>
 void mma_16x8(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static_assert(sizeof(T) <= 4);
   const auto pair = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
+  emulator::Warp& warp = emulator::self->cta->warps[emulator::self->thread / 32];
+  const unsigned generation = warp.meeting.generation, slot = generation & 1;
   const emulator::Words all = emulator::exchange(pair(a[0], a[2]), pair(a[1], a[3]), pair(b0, b1));
+  constexpr int kSize = static_cast<int>(sizeof(T)), kSteps = 32 / kSize;
+  Sum(*values)[32] = reinterpret_cast<Sum(*)[32]>(warp.operands[slot]);  // 16 rows, 8 columns
+  if (warp.decoded[slot] != generation + 1) {                            // by the lane that comes first
+    for (int row = 0; row < 24; ++row)
+      for (int k = 0; k < kSteps; ++k) {  // lane 4 * row + j has bytes 4j and 16 + 4j
+        const int byte = k * kSize;
+        const uint64_t bits = all[row % 8 * 4 + byte % 16 / 4][row / 8] >> (byte / 16 * 32 + byte % 4 * 8);
+        if constexpr (kSize == 2) {
+          values[row][k] = emulator::value_of_half<T>(static_cast<uint16_t>(bits));
+        } else {
+          const uint32_t word = static_cast<uint32_t>(std::is_same_v<T, float> ? bits & ~uint64_t{0x1fff} : bits);
+          T v;
+          std::memcpy(&v, &word, sizeof(T));
+          values[row][k] = static_cast<Sum>(v);
+        }
+      }
+    warp.decoded[slot] = generation + 1;
+  }
   const int lane = static_cast<int>(emulator::self->thread % 32);
-  const auto element = [&](int row, int operand, int k) {  // lane 4 * row + j has bytes 4j and 16 + 4j
-    const int byte = k * static_cast<int>(sizeof(T));
-    const uint64_t bits = all[row * 4 + byte % 16 / 4][operand] >> (byte / 16 * 32 + byte % 4 * 8);
-    uint64_t read = bits;
-    if (std::is_same_v<T, float>) read &= ~uint64_t{0x1fff};
-    T v;
-    std::memcpy(&v, &read, sizeof(T));
-    return static_cast<Sum>(v);
-  };
-  for (int e = 0; e < 4; ++e)
-    for (int k = 0; k < 32 / static_cast<int>(sizeof(T)); ++k)
-      d[e] += element(lane / 4, e / 2, k) * element(lane % 4 * 2 + e % 2, 2, k);
+  const Sum* rows[2] = {values[lane / 4], values[8 + lane / 4]};
+  const Sum* columns[2] = {values[16 + lane % 4 * 2], values[17 + lane % 4 * 2]};
+  for (int k = 0; k < kSteps; ++k)
+    for (int e = 0; e < 4; ++e) d[e] += rows[e / 2][k] * columns[e % 2][k];
 }
 
 }  // namespace sbnet

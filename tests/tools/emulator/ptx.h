@@ -32,8 +32,9 @@ inline bool mbar_test(uint32_t bar, uint32_t parity) {
   return emulator::barrier_at(bar).phase != static_cast<int>(parity & 1);
 }
 inline void mbar_wait(uint32_t bar, uint32_t parity) {
-  emulator::wait_until("barrier at " + std::to_string(bar & emulator::kOffset) + ", parity " + std::to_string(parity),
-                       [&] { return emulator::barrier_at(bar).phase != static_cast<int>(parity & 1); });
+  emulator::self->address = bar & emulator::kOffset, emulator::self->parity = parity;
+  const emulator::Barrier& barrier = emulator::barrier_at(bar);
+  emulator::wait_until("barrier", [&] { return barrier.phase != static_cast<int>(parity & 1); });
 }
 
 // ---------------------------------------------------------------- thread block clusters
@@ -167,12 +168,7 @@ uint16_t bits_of(float v) {
 }
 template <class T>
 float value_of(uint32_t bits) {  // the low half
-  T half;
-  std::memcpy(&half, &bits, 2);
-  if constexpr (std::is_same_v<T, __half>)
-    return __half2float(half);
-  else
-    return __bfloat162float(half);
+  return emulator::value_of_half<T>(static_cast<uint16_t>(bits));
 }
 template <class T>
 uint32_t pack(float a, float b) {
@@ -238,79 +234,86 @@ void wgmma_wait() {
 inline uint32_t wgmma_operand(uint32_t address) { return (address & 0x3FFFF) >> 4 | 1u << 16; }
 constexpr uint64_t wgmma_layout(uint32_t stride) { return static_cast<uint64_t>(stride >> 4 | 1u << 30) << 32; }
 
-// Element k (of 16) of a row of an operand. Rows past the end of shared memory hold nothing: some tiles have them.
+// The 16 elements of a row of an operand. Rows past the end of shared memory hold nothing: some tiles have them.
 template <class T>
-float element(const uint8_t* shared, uint64_t operand, int row, int k, bool transposed) {
+void read_row(float (&out)[16], const uint8_t* shared, uint64_t operand, int row, bool transposed) {
   const uint32_t first = static_cast<uint32_t>(operand & 0x3FFF) << 4;
   const uint32_t next_64 = static_cast<uint32_t>(operand >> 16 & 0x3FFF) << 4;
   const uint32_t stride = static_cast<uint32_t>(operand >> 32 & 0x3FFF) << 4;
   const int bytes = operand >> 62 == 2 ? 64 : 128;  // of a row, and of the swizzle
-  const uint32_t at =
-      emulator::swizzled(first + (transposed ? row / 64 * next_64 + k / 8 * stride + k % 8 * 128 + row % 64 * 2
-                                             : row / 8 * stride + row % 8 * bytes + k * 2),
-                         bytes);
-  if (at + 2 > emulator::kSharedBytes) return std::nanf("");
-  uint16_t bits;
-  std::memcpy(&bits, shared + at, 2);
-  return value_of<T>(bits);
+  const int run = transposed ? 1 : 8;               // elements that lie side by side
+  for (int k = 0; k < 16; k += run) {
+    const uint32_t at =
+        emulator::swizzled(first + (transposed ? row / 64 * next_64 + k / 8 * stride + k % 8 * 128 + row % 64 * 2
+                                               : row / 8 * stride + row % 8 * bytes + k * 2),
+                           bytes);
+    for (int e = 0; e < run; ++e) {
+      uint16_t bits = 0x7fff;  // NaN of either type
+      if (at + e * 2 + 2 <= emulator::kSharedBytes) std::memcpy(&bits, shared + at + e * 2, 2);
+      out[k + e] = value_of<T>(bits);
+    }
+  }
 }
-// This thread's sums of d[64 x N] (+)= A * B^T: rows lane / 4 and 8 below of its warp's 16, given a(which, k).
-template <class T, int N, class A>
-void product(float* d, A a, uint64_t b, bool b_transposed, int accumulate) {
-  const uint8_t* shared = emulator::self->cta->shared;
+// This thread's sums of d[64 x N] (+)= A * B^T, of kSteps products each: rows lane / 4 and 8 below of its warp's 16,
+// given row_of(which, out) and column_of(column, out). Four chains at a time, each in the order of k.
+template <int kSteps, int N, class Sum, class A, class B>
+void product(Sum* d, int accumulate, A row_of, B column_of) {
   const int lane = static_cast<int>(emulator::self->thread % 32);
   emulator::self->products.push_back([=] {
-    float rows[2][16];
-    for (int h = 0; h < 2; ++h)
-      for (int k = 0; k < 16; ++k) rows[h][k] = a(h, k);
-    for (int n = 0; n < N / 8; ++n)
-      for (int e = 0; e < 2; ++e) {
-        float column[16];
-        for (int k = 0; k < 16; ++k) column[k] = element<T>(shared, b, n * 8 + lane % 4 * 2 + e, k, b_transposed);
-        for (int h = 0; h < 2; ++h) {
-          float& sum = d[n * 4 + h * 2 + e];
-          if (!accumulate) sum = 0;
-          for (int k = 0; k < 16; ++k) sum += rows[h][k] * column[k];
-        }
+    Sum rows[2][kSteps], columns[2][kSteps];
+    row_of(0, rows[0]), row_of(1, rows[1]);
+    for (int n = 0; n < N / 8; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      column_of(column, columns[0]), column_of(column + 1, columns[1]);
+      Sum sums[4] = {};
+      if (accumulate) std::memcpy(sums, d + n * 4, sizeof(sums));
+      for (int k = 0; k < kSteps; ++k) {
+        sums[0] += rows[0][k] * columns[0][k], sums[1] += rows[0][k] * columns[1][k];
+        sums[2] += rows[1][k] * columns[0][k], sums[3] += rows[1][k] * columns[1][k];
       }
+      std::memcpy(d + n * 4, sums, sizeof(sums));
+    }
   });
+}
+// The first of the two rows of an operand that are this thread's.
+inline int own_row() {
+  return static_cast<int>(emulator::self->thread / 32 % 4 * 16 + emulator::self->thread % 32 / 4);
 }
 template <class T, int N, int kSums>
 void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate, bool a_transposed = false,
            bool b_transposed = false) {
   static_assert(N / 2 <= kSums);
-  const uint8_t* shared = emulator::self->cta->shared;
-  const int row = static_cast<int>(emulator::self->thread / 32 % 4 * 16 + emulator::self->thread % 32 / 4);
-  product<T, N>(
-      d, [=](int h, int k) { return element<T>(shared, a, row + h * 8, k, a_transposed); }, b, b_transposed,
-      accumulate);
+  product<16, N>(
+      d, accumulate,
+      [=, shared = emulator::self->cta->shared, row = own_row()](int h, float (&out)[16]) {
+        read_row<T>(out, shared, a, row + h * 8, a_transposed);
+      },
+      [=, shared = emulator::self->cta->shared](int n, float (&out)[16]) {
+        read_row<T>(out, shared, b, n, b_transposed);
+      });
 }
 // Of bytes, 32 to a row: float8_e4m3fn where sums are float, else int8.
 template <class Sum>
-Sum element_of_bytes(const uint8_t* shared, uint64_t operand, int row, int k) {
+void read_bytes(Sum (&out)[32], const uint8_t* shared, uint64_t operand, int row) {
   const uint32_t first = static_cast<uint32_t>(operand & 0x3FFF) << 4;
   const uint32_t stride = static_cast<uint32_t>(operand >> 32 & 0x3FFF) << 4;
-  const uint32_t at = emulator::swizzled(first + row / 8 * stride + row % 8 * 128 + k);
-  if constexpr (std::is_same_v<Sum, float>)
-    return at < emulator::kSharedBytes ? float8_value(shared[at]) : std::nanf("");
-  else
-    return at < emulator::kSharedBytes ? static_cast<int8_t>(shared[at]) : -128;
+  for (int k = 0; k < 32; ++k) {
+    const uint32_t at = emulator::swizzled(first + row / 8 * stride + row % 8 * 128 + k);
+    const bool there = at < emulator::kSharedBytes;
+    if constexpr (std::is_same_v<Sum, float>)
+      out[k] = there ? float8_value(shared[at]) : std::nanf("");
+    else
+      out[k] = there ? static_cast<int8_t>(shared[at]) : -128;
+  }
 }
 template <class Sum>
 void wgmma_bytes(Sum (&d)[64], uint64_t a, uint64_t b, int accumulate) {
-  const uint8_t* shared = emulator::self->cta->shared;
-  const int lane = static_cast<int>(emulator::self->thread % 32);
-  const int row = static_cast<int>(emulator::self->thread / 32 % 4 * 16 + lane / 4);
-  emulator::self->products.push_back([=, &d] {
-    for (int n = 0; n < 16; ++n)
-      for (int e = 0; e < 4; ++e) {
-        Sum& sum = d[n * 4 + e];
-        if (!accumulate) sum = 0;
-        for (int k = 0; k < 32; ++k)
-          sum += element_of_bytes<Sum>(shared, a, row + e / 2 * 8, k) *
-                 element_of_bytes<Sum>(shared, b, n * 8 + lane % 4 * 2 + e % 2, k);
-      }
-  });
+  const auto read = [shared = emulator::self->cta->shared](uint64_t operand, int row, Sum(&out)[32]) {
+    read_bytes(out, shared, operand, row);
+  };
+  product<32, 128>(
+      d, accumulate, [=, row = own_row()](int h, Sum(&out)[32]) { read(a, row + h * 8, out); },
+      [=](int n, Sum(&out)[32]) { read(b, n, out); });
 }
 template <class T, int N = 64, int kSums>
 void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, int accumulate, bool b_transposed = false) {
@@ -319,13 +322,17 @@ void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, int 
   const int quad = static_cast<int>(emulator::self->thread % 32 / 4 * 4);
   std::vector<uint64_t> words;  // of the four lanes that share the two rows
   for (int lane = quad; lane < quad + 4; ++lane) words.insert(words.end(), given[lane], given[lane] + 4);
-  product<T, N>(
-      d,
-      [=](int h, int k) {
-        const uint32_t pair = static_cast<uint32_t>(words[k % 8 / 2 * 4 + h + k / 8 * 2]);
-        return value_of<T>(k % 2 ? pair >> 16 : pair);
+  product<16, N>(
+      d, accumulate,
+      [=](int h, float (&out)[16]) {
+        for (int k = 0; k < 16; ++k) {
+          const uint32_t pair = static_cast<uint32_t>(words[k % 8 / 2 * 4 + h + k / 8 * 2]);
+          out[k] = value_of<T>(k % 2 ? pair >> 16 : pair);
+        }
       },
-      b, b_transposed, accumulate);
+      [=, shared = emulator::self->cta->shared](int n, float (&out)[16]) {
+        read_row<T>(out, shared, b, n, b_transposed);
+      });
 }
 
 }  // namespace sbnet::sm90

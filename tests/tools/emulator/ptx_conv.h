@@ -28,34 +28,26 @@ inline uint32_t saturated_bytes(int low, int high) {
   return byte(low) | byte(high) << 8;
 }
 // Of float32, whose low 13 bits are not read.
-inline float element_of_tf32(const uint8_t* shared, uint64_t operand, int row, int k) {
+inline void read_tf32(float (&out)[8], const uint8_t* shared, uint64_t operand, int row) {
   const uint32_t first = static_cast<uint32_t>(operand & 0x3FFF) << 4;
   const uint32_t stride = static_cast<uint32_t>(operand >> 32 & 0x3FFF) << 4;
-  const uint32_t at = emulator::swizzled(first + row / 8 * stride + row % 8 * 128 + k * 4);
-  if (at + 4 > emulator::kSharedBytes) return std::nanf("");
-  uint32_t bits;
-  std::memcpy(&bits, shared + at, 4);
-  bits &= ~0x1fffu;
-  float v;
-  std::memcpy(&v, &bits, 4);
-  return v;
+  for (int k = 0; k < 8; ++k) {
+    const uint32_t at = emulator::swizzled(first + row / 8 * stride + row % 8 * 128 + k * 4);
+    uint32_t bits = 0x7fffffff;  // NaN
+    if (at + 4 <= emulator::kSharedBytes) std::memcpy(&bits, shared + at, 4);
+    bits &= ~0x1fffu;
+    std::memcpy(&out[k], &bits, 4);
+  }
 }
 template <int N, int kSums>
 void wgmma_tf32(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate) {
   static_assert((N == 32 || N == 128) && N / 2 <= kSums);
-  const uint8_t* shared = emulator::self->cta->shared;
-  const int lane = static_cast<int>(emulator::self->thread % 32);
-  const int row = static_cast<int>(emulator::self->thread / 32 % 4 * 16 + lane / 4);
-  emulator::self->products.push_back([=, &d] {
-    for (int n = 0; n < N / 8; ++n)
-      for (int e = 0; e < 4; ++e) {
-        float& sum = d[n * 4 + e];
-        if (!accumulate) sum = 0;
-        for (int k = 0; k < 8; ++k)
-          sum += element_of_tf32(shared, a, row + e / 2 * 8, k) *
-                 element_of_tf32(shared, b, n * 8 + lane % 4 * 2 + e % 2, k);
-      }
-  });
+  const auto read = [shared = emulator::self->cta->shared](uint64_t operand, int row, float (&out)[8]) {
+    read_tf32(out, shared, operand, row);
+  };
+  product<8, N>(
+      d, accumulate, [=, row = own_row()](int h, float (&out)[8]) { read(a, row + h * 8, out); },
+      [=](int n, float (&out)[8]) { read(b, n, out); });
 }
 
 }  // namespace sbnet::sm90
