@@ -139,6 +139,12 @@ def test_views_of_memory_are_refused():
         sbnet.sparsify(net, torch.randn(1, 3, *SIZE))
 
 
+@pytest.mark.parametrize("transform", [torch.vmap(lambda t: t * 2), lambda y: torch.func.jvp(torch.sin, (y,), (y,))[1]])
+def test_transforms_of_functions_are_refused(transform):
+    with pytest.raises(CaptureError, match="no vmap and no torch.func"):
+        sbnet.sparsify(Around(transform).eval(), torch.randn(2, 3, *SIZE))
+
+
 ALIASES = {
     "broadcast_to": lambda x, p: x.broadcast_to(x.shape),
     "broadcast_tensors": lambda x, p: torch.broadcast_tensors(x, p)[1] + x,
