@@ -20,7 +20,6 @@ DOCS = HERE.parent / "docs"
 # What docs/benchmarks.md holds: the tables that people look at, by result file. `--tables` writes all of them.
 SHOWN = {
     "cpu_sparsify": ("sparsified network",),
-    "h100_sparsify": ("sparsified network",),
     "h200_blocksparse_conv": ("blocksparse_conv",),
     "h200_conv": ("conv 3x3",),
     "h200_conv_1x1_settled": ("conv 1x1",),
@@ -236,12 +235,12 @@ def page(sessions: Mapping[str, Session]) -> str:
 
 
 def write(folder: Path = DOCS) -> list[Path]:
-    """Writes benchmarks.md, its plots, figures of README.md, performance.md and is_it_for_me.md, and gains.json."""
+    """Writes benchmarks.md, its plots, figures of README.md and is_it_for_me.md, and gains.json."""
     from sbnet.apps.density import GAINS
     from sbnet.benchmarks.harness import gains, readme
 
     sessions = load_results()
-    readme.write(folder.parent / "README.md", folder / "performance.md", sessions.values())
+    readme.write(folder.parent / "README.md", sessions.values())
     gains.write(folder / "is_it_for_me.md", GAINS, sessions, RESULTS)
     return _write(folder, page(sessions), shown(sessions))
 

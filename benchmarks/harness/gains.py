@@ -19,7 +19,7 @@ from typing import Any
 from sbnet.apps.density import Curve, measure
 from sbnet.benchmarks.harness.document import markdown
 from sbnet.benchmarks.harness.measure import Row, Session, keep_row, made_by
-from sbnet.benchmarks.harness.readme import MASKS, density_of, filled
+from sbnet.benchmarks.harness.readme import MASKS, filled
 from sbnet.benchmarks.harness.report import cell
 
 # Where the rows of a kind stand: the file's stem, facts of its rows, what to call it.
@@ -54,7 +54,7 @@ def curve(session: Session, facts: dict[str, Any], like: str) -> Curve:
     rows = [r for r in rows if "x dense" in r and r["name"] != "ONNX Runtime"]
     points: dict[float, float] = {}
     for row in rows:
-        at = round(density_of(row), 4)
+        at = round(float(row.get("density", row["facts"].get("wanted density", -1.0))), 4)
         points[at] = min(points.get(at, row["x dense"]), row["x dense"])
     if len(points) < 2:
         raise ValueError(f"gains: {like}: expected rows of two densities at least, got {len(points)}")
@@ -67,6 +67,15 @@ def machine(environment: Mapping[str, Any]) -> str:
     cores = f", {environment['threads']} cores" if "threads" in environment else ""
     kind = f" ({environment['instructions']})" if "instructions" in environment else ""
     return f"{environment['device']}{kind}{cores}"
+
+
+MEASURED = "measured on (empty: as above)"
+
+
+def _said_once(lines: list[list[str]]) -> list[list[str]]:
+    """Of neighbouring lines that end with the same machine and date, the first alone names them."""
+    before = ["", *(line[-1] for line in lines)]
+    return [[*line[:-1], "" if line[-1] == last else line[-1]] for line, last in zip(lines, before, strict=False)]
 
 
 def curve_table(found: Iterable[Curve]) -> str:
@@ -82,7 +91,7 @@ def curve_table(found: Iterable[Curve]) -> str:
                 gains = [gain for at, gain in one.points if low < at <= high]
                 cells.append(f"{cell(min(gains))}x" if gains else "")
             lines.append([one.like, *cells, where])
-    return markdown(["active blocks", *(name for *_, name in COLUMNS), "measured on"], lines)
+    return markdown(["active blocks", *(name for *_, name in COLUMNS), MEASURED], _said_once(lines))
 
 
 def pipeline_table(rows: Iterable[Row]) -> str:
@@ -105,8 +114,8 @@ def pipeline_table(rows: Iterable[Row]) -> str:
             f"{row['device']}{cores}, {dtype}, {row['date']}",
         ])  # fmt: skip
     head = ["network", "source", "active", "frames a second", "dense", "end to end", "bound by / dense", "mask's share",
-            "measured on"]  # fmt: skip
-    return markdown(head, lines)
+            MEASURED]  # fmt: skip
+    return markdown(head, _said_once(lines))
 
 
 def network_table(sessions: Iterable[Session]) -> str:
@@ -177,8 +186,8 @@ def camera_table(rows: Iterable[Row]) -> str:
             f"{row['device']}, {row['date']}",
         ])  # fmt: skip
     head = ["cameras", "frames", "decoder", "active", "frames a second of all", "dense", "end to end",
-            "CPU seconds a thousand frames, both", "bound by", "measured on"]  # fmt: skip
-    return markdown(head, lines)
+            "CPU seconds a thousand frames, both", "bound by", MEASURED]  # fmt: skip
+    return markdown(head, _said_once(lines))
 
 
 def _bounds(row: Row) -> str:

@@ -1,9 +1,8 @@
-"""Figures of README.md and docs/performance.md, made from results/ as docs/benchmarks.md is: between two marks, none
-typed by hand."""
+"""Figures of README.md, made from results/ as docs/benchmarks.md is: between two marks, none typed by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,6 @@ from sbnet.benchmarks.harness.report import cell
 
 START = "<!-- {}: made by `sbnet bench --docs` from benchmarks/results/; edit harness/{}, not this. -->"
 END = "<!-- end -->"
-ROWS = (  # the lines of the GPUs' table: networks, then layers, those among them that gain least
-    "sparsified network", "residual network", "residual network, ONNX Runtime", "quantized network", "residual block",
-    "conv 3x3", "conv 3x3 stride 2", "conv 1x1", "conv 7x7 stem", "conv transposed", "conv 3x3, dilation",
-    "conv 3x3, groups",
-)  # fmt: skip
 NETWORKS = "YOLOv8s-like", "mobilenet_v3_large", "convnext_tiny", "resnet50", "ViT-B/16"
 MASKS = {"rect": "a tenth", "half": "half", "all": "all"}
 USUAL = (640, 640)
@@ -28,11 +22,6 @@ DISTURBED = 0.1  # share of the processor time that other processes took
 def parts(sessions: Iterable[Session]) -> dict[str, str]:
     """What stands between README's marks, by their name."""
     return {"speed": speed_table([s for s in sessions if s.environment.get("kernels") != "portable"])}
-
-
-def layer_parts(sessions: Iterable[Session]) -> dict[str, str]:
-    """The same of docs/performance.md."""
-    return {"layers": gpu_table([s for s in sessions if "threads" not in s.environment], ROWS)}
 
 
 # ---- README: whole networks
@@ -136,41 +125,6 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return f"{environment['threads']} cores of an {environment['device']}{kind}"
 
 
-# ---- docs/performance.md: layers
-
-
-def density_of(row: Row) -> float:
-    return float(row.get("density", row["facts"].get("wanted density", -1.0)))
-
-
-def gpu_table(sessions: list[Session], shown: Collection[str] | None = None) -> str:
-    """Least to most over ALL recorded rows of a name, every dtype, size and mask among them; cold beside warm.
-
-    shown: the names that get a line; all where it is left out.
-    """
-    caches = sorted({s.conditions["cache"] for s in sessions}, reverse=True)  # warm first
-    lines = []
-    names = dict.fromkeys(row["name"] for s in sessions for row in s.rows if row["group"] != "ops")
-    for name in names if shown is None else [name for name in shown if name in names]:
-        cells = []
-        for cache in caches:
-            of = [s for s in sessions if s.conditions["cache"] == cache]
-            rows = [row for s in of for row in s.rows if row["name"] == name and "x dense" in row]
-            tenth = [row["x dense"] for row in rows if 0.08 < density_of(row) < 0.12]
-            whole = [row["x dense"] for row in rows if density_of(row) > 0.99]
-            cells += [f"{cell(min(v))} to {cell(max(v))} ({len(v)})" if v else "" for v in (tenth, whole)]
-        if any(cells):
-            lines.append([name, *cells])
-    devices, dates = ({s.environment[k] for s in sessions} for k in ("device", "date"))
-    head = [f"{what}, {cache} L2" for cache in caches for what in ("a tenth of the blocks", "all blocks")]
-    return (
-        f"On an {' and an '.join(sorted(devices))}, {min(dates)} to {max(dates)}, CUDA graphs: times faster than the\n"
-        "fastest dense form, least to most over all recorded rows of every size, dtype and mask (their number). Warm:\n"
-        "one call after another; cold: the caches flushed before each.\n\n"
-        f"{markdown(['', *head], lines)}"
-    )
-
-
 # ---- pages
 
 
@@ -191,8 +145,5 @@ def filled(text: str, made: Mapping[str, str], page: str, module: str) -> str:
     return text
 
 
-def write(readme: Path, performance: Path, sessions: Iterable[Session]) -> None:
-    sessions = list(sessions)
+def write(readme: Path, sessions: Iterable[Session]) -> None:
     readme.write_text(made(readme.read_text(), sessions))
-    told = filled(performance.read_text(), layer_parts(sessions), performance.name, "readme.py")
-    performance.write_text(told)

@@ -16,7 +16,8 @@ from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
 from sbnet.engine.eager_nhwc import IN_NHWC
 from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
-from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, compiled_once, refused
+from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, refused
+from sbnet.engine.eager_unseen import Unseen, compiled_once, plainly_named, refuse_statistics
 from sbnet.engine.eager_writes import COPY, MOVES, kind, named
 from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
@@ -27,7 +28,7 @@ from sbnet.ops.common import mask_planes
 # Of MOVES, what gives pixels in their places: zeros outside of the active blocks stay there.
 KEEPS = {
     "chunk", "split", "contiguous", "clone", "detach", "to", "cpu", "cuda", "requires_grad_", "dropout", "float",
-    "half", "double", "type", "bfloat16", "narrow", "__getitem__", "detach_",
+    "half", "double", "type", "bfloat16", "narrow", "__getitem__", "detach_", "slice", "alias", "_to_copy",
 }  # fmt: skip
 # Of a map of that dtype they give itself.
 SAME_AS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
@@ -65,8 +66,10 @@ class masked(TorchFunctionMode):
 
     Raises:
         RuntimeError: on entering it inside another.
-        ValueError: the first feature map inside is of another height or width than the mask; or, on leaving it, all
-            convolutions were of other batches than the mask's: nothing was masked.
+        ValueError: the first feature map inside is of another height or width than the mask; or, on leaving it, nothing
+            was masked: all convolutions were of other batches than the mask's, or no op was seen.
+        NotImplementedError: what it would take wrongly: layers of torch.jit, of other threads or of a transform of
+            torch.func, statistics of all pixels, attention in a form that is not known.
 
     >>> with sbnet.masked(mask, block=16):
     ...     loss = criterion(model(x), y)
@@ -101,12 +104,16 @@ class masked(TorchFunctionMode):
         self._traced: dict[str, list[Tensor]] = {KEPT: [], NHWC: [], OTHER: []}
         self._other: int | None = None  # samples of maps that convolutions met, not as many as masks
         self._met = False  # has it seen the network's input?
+        self._unseen: Unseen | None = None
+        self.in_parts = torch.compiler.is_compiling()  # then ops that PyTorch compiled are not seen
 
     def __enter__(self) -> masked:
         if getattr(ENTERED, "inside", False):  # modes are a thread's own
             raise RuntimeError("sbnet: masked: expected to be the only one around an op, got one inside another")
         super().__enter__()
         ENTERED.inside = True
+        if not torch.compiler.is_compiling():
+            self._unseen = Unseen()
         if self._stacks is not None:
             self._stacks.__enter__()
         return self
@@ -127,6 +134,8 @@ class masked(TorchFunctionMode):
         if error[0] is None and self._other is not None and not self._lists:
             masks = self.mask.shape[0]
             raise ValueError(f"sbnet: masked: mask: expected one for each of {self._other} samples, got {masks}")
+        if error[0] is None and self._unseen is not None and not self._unseen.others:
+            raise ValueError("sbnet: masked: expected ops that PyTorch's modes see in this thread, got none")
 
     def active(self, size: Sequence[int]) -> ActiveBlocks:
         """The active blocks of a plane of (height, width)."""
@@ -169,11 +178,21 @@ class masked(TorchFunctionMode):
         kwargs = kwargs or {}
         name = named(func)[0]
         if not torch.compiler.is_compiling():
-            return self._tokens(name, name in MOVES, func, args, kwargs)
+            return self._eagerly(name, plainly_named(func), args, kwargs)
         compiled_once()
         if name in ATTEND:  # Dynamo then leaves the step to Python, part by part, and notes are lost
             raise refused("attention in a compiled step", "attention that runs eagerly")
         return self.op(func, args, kwargs)
+
+    @torch.compiler.disable
+    def _eagerly(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Not in a trace: Dynamo knows no attributes of tensors."""
+        self._unseen = unseen = self._unseen or Unseen()  # a step may be compiled in parts
+        unseen.before(self, args)
+        try:
+            return self._tokens(name, name in MOVES, func, args, kwargs)
+        finally:
+            unseen.after()
 
     def op(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What an op gives of feature maps."""
@@ -183,6 +202,8 @@ class masked(TorchFunctionMode):
         known = len(args) > 0 and isinstance(args[0], Tensor)
         nhwc = known and self.lies_nhwc(args[0])
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
+        if layer is None:
+            refuse_statistics(self, named(func)[0], args)
         if func in LOSSES and not (known and self.keeps(args[0])):
             layer = None
         maps = open_of(self)

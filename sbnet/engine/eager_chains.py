@@ -195,14 +195,18 @@ class Conv:
     exact: bool  # does every block of x's plane read the gradient's blocks and a ring of one pixel at most?
     same: Tensor  # the weight in x's dtype
     turned: Tensor | None
+    weight_dtype: torch.dtype
+    weight_form: bool  # is it channels_last?
+    later: Any  # the Group that computes the weight's gradient, and the weight's place there; or nothing
     activation: str = "none"
     param: float = 0.0
 
     def takes(self, name: str, param: float, added: bool) -> bool:
         return True
 
-    def shape(self, x: Tensor, weight: Tensor) -> Any:
-        return x.shape[0], weight.shape[0], *conv_output_size(x.shape[2:], weight.shape[2:], *self.window)
+    def shape(self, x: Tensor, weight: Any) -> Any:
+        filters, _, *kernel = self.same.shape
+        return x.shape[0], filters, *conv_output_size(x.shape[2:], kernel, *self.window)
 
     def run(self, out: Tensor, x: Tensor, weight: Any, bias: Any, residual: Any, ring: bool) -> None:
         indices, count, _, grid = self.plane.lists()
@@ -211,8 +215,7 @@ class Conv:
             self.param, False, False, out, *self.plane.edge(ring), None,
         )  # fmt: skip
 
-    def kept(self, ctx: Any, x: Tensor, weight: Tensor, bias: Any, out: Any) -> tuple:
-        ctx.weight_dtype, ctx.weight_form = weight.dtype, is_channels_last(weight)
+    def kept(self, ctx: Any, x: Tensor, weight: Any, bias: Any, out: Any) -> tuple:
         return x.detach(), self.same, self.turned, bias, out
 
     def gradients(self, ctx: Any, grad: Tensor, others: Tensor | None) -> tuple:
@@ -240,12 +243,16 @@ class Conv:
         grad_weight = grad_bias = grad_x = None
         if need_weight or (need_bias and bias is not None):
             wanted = need_bias and bias is not None
-            grad_weight, summed = _ops.sparse_conv2d_weight_grad(
-                x, g, indices, count, grid, list(same.shape[2:]), *self.window, self.groups, False, ctx.weight_form,
-                wanted, ctx.weight_dtype == torch.float32,
-            )  # fmt: skip
-            grad_weight = grad_weight.to(ctx.weight_dtype) if need_weight else None
-            grad_bias = summed.to(bias.dtype) if wanted else None
+            of = [list(same.shape[2:]), *self.window]
+            flags = self.groups, False, self.weight_form, wanted, self.weight_dtype == torch.float32
+            if self.later and need_weight:
+                group, place = self.later
+                numbers = [n for pair in of for n in pair]
+                group.give(place, x, g, indices, count, [*grid, *numbers, *map(int, flags)])
+            else:
+                grad_weight, summed = _ops.sparse_conv2d_weight_grad(x, g, indices, count, grid, *of, *flags)
+                grad_weight = grad_weight.to(self.weight_dtype) if need_weight else None
+                grad_bias = summed.to(bias.dtype) if wanted else None
         if need_x:
             grad_x, others = self._of_x(x, g, same, turned, list(lists), others)
         return grad_x, grad_weight, grad_bias, g if ctx.added else None, others

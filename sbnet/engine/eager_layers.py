@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sbnet.engine import eager_whole
 from sbnet.engine.eager_losses import LOSSES
+from sbnet.engine.eager_unseen import statistics_refused
 from sbnet.engine.eager_whole import densely, whole
 from sbnet.engine.eager_writes import COPY
 from sbnet.engine.modes import open_of
@@ -127,9 +128,9 @@ def batch_norm(
     own = training or running_mean is None
     if not own or not mode.is_map(input) or (weight is not None and bias is not None and weight.dtype != bias.dtype):
         return None
-    running = (running_mean, running_var)
-    if any(t is not None and t.dtype != torch.float32 for t in running):
-        return None
+    for running in (running_mean, running_var):
+        if running is not None and running.dtype != torch.float32:
+            raise statistics_refused(f"batch_norm with running statistics of {running.dtype}", "such of float32")
     many = mode.synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
     if not many and whole(mode, input.shape[2:]):
         return densely(mode, F.batch_norm, input, running_mean, running_var, weight, bias, True, momentum, eps)
@@ -154,6 +155,18 @@ def group_norm(
     if whole(mode, input.shape[2:]):
         return densely(mode, F.group_norm, input, num_groups, weight, bias, eps)
     return mode.kept(sparse_group_norm(input, mode.active(input.shape[2:]), num_groups, weight, bias, eps))
+
+
+def instance_norm(
+    mode: masked, input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:  # fmt: skip
+    if not use_input_stats or not mode.is_map(input):
+        return None
+    if running_mean is not None:
+        raise statistics_refused("instance_norm with running statistics", "one without, or in eval mode")
+    return group_norm(mode, input, input.shape[1], weight, bias, eps)
 
 
 def interpolate(
@@ -314,7 +327,8 @@ T = torch.Tensor
 LAYERS: dict[Any, Any] = {
     torch.conv2d: conv2d, F.conv2d: conv2d, torch.conv_transpose2d: conv_transpose2d,
     F.conv_transpose2d: conv_transpose2d, F.max_pool2d: max_pool2d, torch.max_pool2d: max_pool2d,
-    F.avg_pool2d: avg_pool2d, F.batch_norm: batch_norm, F.group_norm: group_norm, F.interpolate: interpolate,
+    F.avg_pool2d: avg_pool2d, F.batch_norm: batch_norm, F.group_norm: group_norm,
+    F.instance_norm: instance_norm, F.interpolate: interpolate,
     torch.add: add, T.add: add, T.__add__: add, T.__radd__: add, torch.cat: cat, torch.concat: cat,
     T.add_: add_, T.__iadd__: add_, T.view: view,
     F.relu: _activation("relu"), torch.relu: _activation("relu"), T.relu: _activation("relu"),

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, Readers, fits, told
+from sbnet.engine.eager_grads import Groups
 from sbnet.engine.eager_losses import Product, Total
 from sbnet.engine.eager_once import Counts, Weights
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
+from sbnet.ops.common import is_channels_last
 from sbnet.ops.masked.conv import autocast
 from sbnet.ops.masked.conv_grad import masked_gradient
 
@@ -73,6 +75,7 @@ class OpenMaps:
         self._seen: list[weakref.ref] = []  # of all that were ever open
         self.counts = Counts()
         self.weights = Weights()
+        self.groups = Groups()
         self._fringes: dict[Any, Fringe] = {}
 
     # ---- what is known
@@ -167,6 +170,7 @@ class OpenMaps:
             x.__dict__.pop(HOOKED, None)
         self._seen.clear()
         self.weights.clear()
+        self.groups.clear()
         self._fringes.clear()
 
     # ---- layers
@@ -207,8 +211,12 @@ class OpenMaps:
         turn = x.is_cuda and groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
         same, turned = self.weights.of(weight, x.dtype, turn)
         exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
-        of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned)
-        pending = _Pending(of, x, weight, bias)
+        later = self.groups.of(weight, bias)
+        form = weight.dtype, is_channels_last(weight)
+        edge, *of_group = (weight,) if later is None else later
+        window = stride, padding, dilation
+        of = Conv(plane, window, groups, reach, x_plane, exact, same, turned, *form, of_group)
+        pending = _Pending(of, x, edge, bias)
         return self._add(self._layer(None, pending, False), _Open(plane, pending, wants_ring=exact and reach > 0))
 
     def norm(self, x: Tensor, weight: Any, bias: Any, eps: float, follow: list[Any]) -> Tensor:

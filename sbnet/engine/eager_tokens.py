@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.engine.eager_unseen import in_parts
 from sbnet.engine.eager_writes import with_views
 from sbnet.geometry import Pair
 
@@ -46,15 +47,7 @@ ATTEND = {
 REDUCE = {"sum", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "median"}
 
 
-_compiled: list[bool] = []  # was an op ever traced inside a context?
 MOST_BESIDE = 16  # rows beside the pixels of a plane
-
-
-@torch.compiler.assume_constant_result
-def compiled_once() -> None:
-    """To be called in every trace."""
-    if not _compiled:
-        _compiled.append(True)
 
 
 def refused(got: str, expected: str) -> NotImplementedError:
@@ -84,13 +77,11 @@ MAP, NHWC = "map", "nhwc"  # what a move may make of tokens: a plane again
 
 
 class TokenNotes:
-    """`__call__(name, move, func, args, kwargs)` gives what an op does; move: it computes nothing. Not in a trace:
-    Dynamo knows no attributes of tensors."""
+    """`__call__(name, move, func, args, kwargs)` gives what an op does; move: it computes nothing."""
 
     def __init__(self, context: masked) -> None:
         self.context, self.met = context, False
 
-    @torch.compiler.disable
     def __call__(self, name: str, move: bool, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         return with_views(self.context, func, args, kwargs, lambda: self._op(name, move, func, args, kwargs))
 
@@ -251,7 +242,7 @@ class TokenNotes:
         notes = [self.of(t) for t in args if isinstance(t, Tensor)][:3] if self.met else []
         if all(note in (None, ROWS) for note in notes):
             keys = args[1].shape[-2 if name == "scaled_dot_product_attention" else 0]
-            if _compiled and any(0 <= keys - h * w <= MOST_BESIDE and h * w > 1 for h, w in self.context.planes()):
+            if in_parts() and any(0 <= keys - h * w <= MOST_BESIDE and h * w > 1 for h, w in self.context.planes()):
                 raise refused(f"attention of {keys} keys in a step that is compiled in parts", "one that runs eagerly")
             return func(*args, **kwargs)  # heads are no feature maps
         (q, k, _), tokens, kwargs = args[:3], notes[1] if len(notes) == 3 else None, dict(kwargs)

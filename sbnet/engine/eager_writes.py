@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sbnet.engine.modes import open_of
 from sbnet.ops import sparse_fill
+from sbnet.ops.common import constant_in_traces
 
 if TYPE_CHECKING:
     from sbnet.engine.eager import masked
@@ -28,7 +29,9 @@ MOVES = {
     "float", "half", "double", "type", "movedim", "unflatten", "view_as", "reshape_as", "expand_as", "__get__",
     "__set__", "backward", "register_hook", "retain_grad", "size", "stride", "bfloat16", "swapaxes", "select",
     "detach_", "dim", "numel", "is_floating_point", "is_contiguous", "element_size", "ndimension", "data_ptr",
+    "slice", "alias", "_to_copy", "_unsafe_view", "_reshape_alias",
 }  # fmt: skip
+OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # of torch.ops
 AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__setitem__"}
 
 
@@ -57,11 +60,15 @@ def with_views(mode: masked, func: Any, args: Any, kwargs: dict[str, Any], run: 
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """Tensors that an op writes, and those of lists, as torch._foreach has."""
-    given = [kwargs["out"]] if kwargs.get("out") is not None else []
-    if args and kind(func, args, kwargs)[1]:
-        given.append(args[0])
-    lists = [t for several in given if isinstance(several, (tuple, list)) for t in several]
+    """Tensors that an op writes as its first argument, and others: of lists, as torch._foreach has, by out=, by its
+    schema."""
+    given = [args[0]] if args and kind(func, args, kwargs)[1] else []
+    beside = [kwargs["out"]] if kwargs.get("out") is not None else []
+    if isinstance(func, OVERLOADS):
+        beside += [t for at, t in enumerate(args) if at and at in _mutated(func)]
+        beside += [t for name, t in kwargs.items() if name != "out" and name in _mutated(func)]
+    lists = [t for some in (*given, *beside) for t in (some if isinstance(some, (tuple, list)) else [])]
+    lists += [t for t in beside if isinstance(t, Tensor)]
     return [t for t in given if isinstance(t, Tensor)], [t for t in lists if isinstance(t, Tensor)]
 
 
@@ -98,16 +105,29 @@ def kind(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str | None, str 
     return None, name if writes else None
 
 
-@torch.compiler.assume_constant_result
+@constant_in_traces
 def named(func: Any) -> tuple[str, int | None]:
     return _looked_up(func)
 
 
 @functools.cache
 def _looked_up(func: Any) -> tuple[str, int | None]:
-    """The name of a function, and where it takes `inplace`, if torch.nn.functional has it."""
+    """The name of a function (`relu_` of torch.ops.aten.relu_.default, too), and where it takes `inplace`, if
+    torch.nn.functional has it."""
+    if isinstance(func, OVERLOADS):
+        return getattr(func, "overloadpacket", func).__name__, None
     try:
         names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
     except ValueError:  # a wrapper of a built-in function, as T.__pow__ is
         names = []
     return getattr(func, "__name__", ""), names.index("inplace") if "inplace" in names else None
+
+
+@functools.cache
+def _mutated(func: Any) -> set[int | str]:
+    """Places and names of the arguments that an op of torch.ops says it writes."""
+    ops = [func] if isinstance(func, torch._ops.OpOverload) else [getattr(func, name) for name in func.overloads()]
+    at = [
+        (k, a.name) for op in ops for k, a in enumerate(op._schema.arguments) if a.alias_info and a.alias_info.is_write
+    ]
+    return {key for pair in at for key in pair}

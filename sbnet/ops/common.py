@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,14 @@ from torch import Tensor
 
 from sbnet import _library
 from sbnet.active import ActiveBlocks, BlockGrid
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_traces(function: Function) -> Function:
+    """torch.compiler.assume_constant_result, which would import torch._dynamo: that takes as long as torch itself."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def is_channels_last(x: Tensor) -> bool:

@@ -63,10 +63,7 @@ def test_a_film_has_its_features_as_colours():
     [
         ("features:test_resnet", "expected a vision transformer of timm"),
         ("features:no_such_network", "expected a vision transformer of timm, got"),
-        (
-            "features:test_vit:none.safetensors",
-            "expected a file of weights for test_vit, got no file",
-        ),
+        ("features:test_vit:none.safetensors", "expected a file of weights for test_vit, got no file"),
     ],
 )
 def test_other_networks_are_refused(name, why):

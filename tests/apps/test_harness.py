@@ -200,8 +200,7 @@ def test_a_masked_network_is_timed_from_the_mask_on(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["mask_pyramid", "fringe of 3x3", "fringe of a 3x3", "reduce_mask", "sparse_fill", "gather", "scatter"],
+    "words", ["mask_pyramid", "fringe of 3x3", "fringe of a 3x3", "reduce_mask", "sparse_fill", "gather", "scatter"]
 )
 def test_every_side_of_a_list_or_copy_is_looked_at(words):
     """Whatever a side returns, something else is refused."""

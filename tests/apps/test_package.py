@@ -33,10 +33,11 @@ def test_models_and_export_are_installed():
 
 
 def test_subpackages_are_there_at_first_use():
-    """And not before: `import sbnet` alone loads neither networks nor exporters."""
+    """And not before: `import sbnet` alone loads neither networks nor exporters, nor PyTorch's compiler, which takes as
+    long as PyTorch."""
     code = """
 import sys, sbnet
-assert not {"sbnet.nn", "sbnet.engine", "sbnet.models", "sbnet.export"} & set(sys.modules)
+assert not {"sbnet.nn", "sbnet.engine", "sbnet.models", "sbnet.export", "torch._dynamo"} & set(sys.modules)
 for name in ("engine", "export", "masks", "models", "nn"):
     assert name in dir(sbnet)
     assert getattr(sbnet, name).__name__ == f"sbnet.{name}"

@@ -104,8 +104,7 @@ def test_phone_films_stand_upright(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("", "expected pictures (.png"), ("none.mp4", "no such file"), ("pipe", "not a regular file")],
+    ("name", "message"), [("", "expected pictures (.png"), ("none.mp4", "no such file"), ("pipe", "not a regular file")]
 )
 def test_what_is_no_film_is_named_for_what_it_is(name, message, tmp_path):
     os.mkfifo(tmp_path / "pipe")

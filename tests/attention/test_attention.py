@@ -6,8 +6,7 @@ import torch
 from sbnet import AttentionLayout, block_attention, reference
 from sbnet.ops.attention.attention import block_attention_
 from support.attention_cases import BLOCK_SIZES, check, make, random_blocks, random_layout
-from support.helpers import FLOATS, assert_bitwise, run_python
-from support.instruction_sets import instruction_sets
+from support.helpers import FLOATS, assert_bitwise
 
 FEW_DIMS = 16, 24, 40, 64, 80, 128, 136, 192, 256
 DIMS = [d if d in FEW_DIMS else pytest.param(d, marks=pytest.mark.slow) for d in range(16, 257, 8)]
@@ -255,23 +254,6 @@ def test_same_call_same_bits(device):
             results.append((out, *torch.autograd.grad(out, (q, k, v), grad)))
         for a, b in zip(*results, strict=True):
             assert_bitwise(a, b)
-
-
-@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
-def test_every_instruction_set(isa):
-    code = """
-import torch
-from sbnet import AttentionLayout
-from support.attention_cases import check, make, random_layout
-torch.manual_seed(0)
-for dtype in (torch.float32, torch.float16, torch.bfloat16):
-    for dim in (16, 40, 128):
-        check(*make("cpu", dtype, length=100, dim=dim), AttentionLayout.causal(), f"{dim}")
-        layout = random_layout(2, 100, 16)
-        check(*make("cpu", dtype, length=100, dim=dim), layout, f"{dim}", dropout_p=0.1, seed=torch.tensor([1, 2]))
-"""
-    result = run_python(code, SBNET_ISA=isa)
-    assert result.returncode == 0, result.stderr[-2000:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

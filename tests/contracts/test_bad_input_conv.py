@@ -4,13 +4,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 
-from sbnet import (
-    BlockGrid,
-    sparse_bottleneck2d,
-    sparse_bottleneck2d_,
-    sparse_conv2d,
-    sparse_conv2d_,
-)
+from sbnet import BlockGrid, sparse_bottleneck2d, sparse_bottleneck2d_, sparse_conv2d, sparse_conv2d_
 from support.helpers import random_active
 from support.refusals import GRID, OPS, refused, zeros
 

@@ -34,8 +34,10 @@ def run(op: str, arguments: list) -> list[torch.Tensor]:
 def emptied(names: list[str], arguments: list, capacity: int) -> list:
     """With a list of no blocks that has room for so many."""
     changed = dict(zip(names, arguments, strict=False))
-    changed["indices"] = changed["indices"].new_full((capacity, 3), -1)
-    changed["count"] = changed["count"].new_zeros(1)
+    several = isinstance(changed["indices"], list)  # of several layers
+    indices, counts = (changed[name] if several else [changed[name]] for name in ("indices", "count"))
+    indices, counts = [t.new_full((capacity, 3), -1) for t in indices], [t.new_zeros(1) for t in counts]
+    changed["indices"], changed["count"] = (indices, counts) if several else (indices[0], counts[0])
     if "block_map" in changed:
         changed["block_map"] = torch.full_like(changed["block_map"], -1)
     if "blocks" in changed:

@@ -20,13 +20,7 @@ from sbnet import (
     sparse_scatter,
 )
 from support.chain import Chain, InPlace, assert_same_chain, chain_inputs
-from support.helpers import (
-    assert_bitwise,
-    assert_same_active,
-    laid_out,
-    random_active,
-    tensor,
-)
+from support.helpers import assert_bitwise, assert_same_active, laid_out, random_active, tensor
 from support.op_samples import op_samples
 
 OPS = torch.ops.sbnet

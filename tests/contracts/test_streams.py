@@ -26,13 +26,7 @@ from sbnet import (
     sparse_scatter_,
 )
 from support.chain import Chain, assert_same_chain, chain_inputs
-from support.helpers import (
-    FLOATS,
-    assert_bitwise,
-    laid_out,
-    random_active,
-    tensor,
-)
+from support.helpers import FLOATS, assert_bitwise, laid_out, random_active, tensor
 from support.op_samples import op_samples
 
 

@@ -8,8 +8,7 @@ from torch import nn
 
 import sbnet
 from support.contract import poison
-from support.helpers import assert_bitwise, run_python
-from support.instruction_sets import instruction_sets
+from support.helpers import assert_bitwise
 from support.networks import lively
 
 SIZE = (118, 134)  # ends within a block, and has 4 MB and more of hidden pixels
@@ -92,29 +91,6 @@ def test_blocks_that_are_mostly_rim_run_as_layers(block, tiles):
     hidden.fill_(7.25)
     run(x, mask)
     assert bool((hidden == 7.25).all()) is tiles
-
-
-@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
-def test_instruction_sets_and_threads(isa):
-    code = """
-import sys, torch
-sys.path.insert(0, "tests")
-from engine.test_chains import NETS, SIZE, layered, lively, masks
-import sbnet
-for threads, name in (1, "residual"), (3, "stride"), (2, "squeeze"):
-    torch.set_num_threads(threads)
-    net, x = lively(NETS[name]()), torch.randn(2, 3, *SIZE)
-    run = sbnet.sparsify(net, x, block=16)
-    for mask in masks(2):
-        mask[1] &= torch.rand(SIZE) < 0.5
-        run(x, mask)
-        assert torch.equal(run(x, mask), layered(net, x, mask, block=16)), name
-    assert run.executor._noted_nodes.joined == len(run.executor.chains)
-print("done")
-"""
-    result = run_python(code, SBNET_ISA=isa)
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.strip() == "done"
 
 
 def test_outputs_with_another_consumer_are_written():

@@ -8,26 +8,8 @@ import torch
 
 import sbnet
 from sbnet import BlockGrid, Fringe, conv_output_size
-from support.helpers import (
-    ACTIVATIONS,
-    FLOATS,
-    assert_bitwise,
-    assert_conv,
-    laid_out,
-    poison,
-    random_active,
-    tensor,
-)
-from support.ort_models import (
-    MASKS,
-    Node,
-    grid_attributes,
-    lists,
-    nchw,
-    nhwc,
-    samples,
-    torch_ops,
-)
+from support.helpers import ACTIVATIONS, FLOATS, assert_bitwise, assert_conv, laid_out, poison, random_active, tensor
+from support.ort_models import MASKS, Node, grid_attributes, lists, nchw, nhwc, samples, torch_ops
 
 
 # ---- all ops

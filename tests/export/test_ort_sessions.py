@@ -20,15 +20,7 @@ from sbnet import ActiveBlocks, BlockGrid, export, reference
 from sbnet.export import schemas
 from sbnet.nn import BlockSparseLinear
 from support.helpers import assert_bitwise, interpreter, random_active, tensor
-from support.ort_models import (
-    is_ort_error,
-    model,
-    nchw,
-    nhwc,
-    samples,
-    session,
-    value_info,
-)
+from support.ort_models import is_ort_error, model, nchw, nhwc, samples, session, value_info
 
 
 # ---- memory: what may be written in place, and what must not

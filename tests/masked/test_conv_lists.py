@@ -5,12 +5,7 @@ import torch
 
 from sbnet import ActiveBlocks, reduce_mask, sparse_conv2d
 from support.conv_cases import make
-from support.helpers import (
-    FLOATS,
-    assert_bitwise,
-    assert_conv,
-    laid_out,
-)
+from support.helpers import FLOATS, assert_bitwise, assert_conv, laid_out
 
 # ---- what stands in the lists
 CASES = [(16, 16, 3, 1, 1, torch.float16), (16, 16, 3, 1, 1, torch.float32), (16, 16, 3, 1, 16, torch.float32)]

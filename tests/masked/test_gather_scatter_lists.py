@@ -5,15 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from sbnet import (
-    ActiveBlocks,
-    BlockGrid,
-    reduce_mask,
-    reference,
-    sparse_gather,
-    sparse_scatter,
-    sparse_scatter_,
-)
+from sbnet import ActiveBlocks, BlockGrid, reduce_mask, reference, sparse_gather, sparse_scatter, sparse_scatter_
 from support.helpers import (
     assert_as_accurate_as_torch,
     assert_bitwise,

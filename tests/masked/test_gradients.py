@@ -11,14 +11,7 @@ from sbnet.geometry import conv_output_size
 from sbnet.ops.masked.batch_norm import batch_norm2d, batch_norm_whole, follow_
 from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.masked.norm import norm_whole
-from support.helpers import (
-    assert_as_accurate_as_torch,
-    laid_out,
-    one_block,
-    random_active,
-    run_python,
-    tensor,
-)
+from support.helpers import assert_as_accurate_as_torch, laid_out, one_block, random_active, tensor
 from support.layer_checks import assert_same_bits_on_any_threads
 
 OPS = torch.ops.sbnet
@@ -130,23 +123,6 @@ def test_bits_do_not_depend_on_the_call_or_on_threads(device):
         )
 
     assert_same_bits_on_any_threads(run)
-
-
-@pytest.mark.parametrize("isa", ["generic", "avx2"])
-def test_lower_instruction_sets(isa):
-    code = """
-import torch, sbnet
-from torch.nn.functional import conv2d
-torch.manual_seed(0)
-x, w = torch.randn(2, 10, 19, 22, requires_grad=True), torch.randn(21, 10, 3, 3, requires_grad=True)
-active = sbnet.reduce_mask(torch.ones(2, 19, 22), sbnet.BlockGrid.cover((19, 22), 8))
-got = torch.autograd.grad(sbnet.sparse_conv2d(x, w, None, active, padding=1).square().sum(), (x, w))
-want = torch.autograd.grad(conv2d(x, w, padding=1).square().sum(), (x, w))
-for a, b in zip(got, want):
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
-"""
-    ran = run_python(code, SBNET_ISA=isa)
-    assert not ran.returncode, ran.stderr
 
 
 # ---- second derivatives

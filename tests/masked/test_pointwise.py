@@ -10,7 +10,7 @@ from torch import nn
 import sbnet
 from sbnet import BlockGrid, fringe, reference, sparse_pointwise, sparse_pointwise_
 from sbnet.ops.masked.pointwise import BINARY, STEPS
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, run_python, tensor
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
 from support.layer_checks import assert_gradients, assert_in_place
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -86,11 +86,6 @@ def check_all():
     for program in PROGRAMS.values():
         for dtype in DTYPES:
             check(*make("cpu", dtype, 12), program)
-
-
-def test_a_cpu_without_avx2():
-    run = run_python("import masked.test_pointwise as t; t.check_all()", SBNET_ISA="generic")
-    assert run.returncode == 0, run.stderr
 
 
 def test_values_that_are_not_finite(device):

@@ -8,14 +8,7 @@ import torch.nn.functional as F
 
 import sbnet
 from sbnet import ActiveBlocks, BlockGrid, pool_output_size
-from support.helpers import (
-    FLOATS,
-    LAYOUTS,
-    assert_bitwise,
-    assert_layout,
-    random_active,
-    tensor,
-)
+from support.helpers import FLOATS, LAYOUTS, assert_bitwise, assert_layout, random_active, tensor
 from support.pool_cases import KINDS, NAN, assert_pool, check, ops, window
 
 # ---- geometry

@@ -9,14 +9,7 @@ from torch import nn
 
 from sbnet.engine import compare, masked_oracle, plane_masks
 from sbnet.models import RESNETS, SparseResNet, resnet18, resnet34, resnet50, sbnet_resnet
-from sbnet.nn import (
-    SparseAvgPool2d,
-    SparseBasicBlock,
-    SparseBottleneck,
-    SparseConv2d,
-    SparseMaxPool2d,
-    fold_batch_norm,
-)
+from sbnet.nn import SparseAvgPool2d, SparseBasicBlock, SparseBottleneck, SparseConv2d, SparseMaxPool2d, fold_batch_norm
 from support.contract import poison
 from support.helpers import assert_as_accurate_as_torch, lively
 from support.runs import run_of
@@ -73,10 +66,7 @@ class DenseResNet(nn.Module):
 def networks() -> dict[str, tuple[SparseResNet, nn.Module]]:
     basic, bottleneck = (2, 1, 1, 2), (1, 2, 1, 1)
     return {
-        "basic": (
-            SparseResNet(SparseBasicBlock, basic, SMALL, classes=10),
-            DenseResNet(False, basic, SMALL, 10),
-        ),
+        "basic": (SparseResNet(SparseBasicBlock, basic, SMALL, classes=10), DenseResNet(False, basic, SMALL, 10)),
         "bottleneck": (
             SparseResNet(SparseBottleneck, bottleneck, SMALL, classes=10, blocks=8),
             DenseResNet(True, bottleneck, SMALL, 10),

@@ -9,13 +9,7 @@ from torch import nn
 
 import sbnet
 from sbnet import BlockGrid
-from sbnet.nn import (
-    SparseAvgPool2d,
-    SparseBatchNorm2d,
-    SparseConv2d,
-    SparseMaxPool2d,
-    fold_batch_norm,
-)
+from sbnet.nn import SparseAvgPool2d, SparseBatchNorm2d, SparseConv2d, SparseMaxPool2d, fold_batch_norm
 from sbnet.nn.layers import _say_dense
 from support.helpers import random_active, run_python
 

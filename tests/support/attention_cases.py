@@ -8,17 +8,7 @@ from support.helpers import assert_as_accurate_as_torch, assert_bitwise, poison,
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
-def make(
-    device,
-    dtype=torch.float32,
-    batch=2,
-    heads=2,
-    kv_heads=None,
-    length=96,
-    k_length=None,
-    dim=32,
-    order="bhtd",
-):
+def make(device, dtype=torch.float32, batch=2, heads=2, kv_heads=None, length=96, k_length=None, dim=32, order="bhtd"):
     """q, k, v and the gradient of the output, leaves."""
     k_length = length if k_length is None else k_length
     shapes = [(heads, length), (kv_heads or heads, k_length), (kv_heads or heads, k_length), (heads, length)]
@@ -123,14 +113,7 @@ def attention_samples(device):
     a, none, into = active.block_map, (None,) * 3, torch.zeros(2, 2, 128, 32, device=device).half()
     return {
         "block_attention_": [
-            (
-                *(t.detach() for t in forward[1][:3]),
-                *forward[1][3:7],
-                lengths,
-                lengths,
-                *forward[1][10:12],
-                into,
-            )
+            (*(t.detach() for t in forward[1][:3]), *forward[1][3:7], lengths, lengths, *forward[1][10:12], into)
         ],
         "window_attention": [
             (half, half, half, windows, windows, a, None, bias, None, None, *none, *numbers, 0.0),

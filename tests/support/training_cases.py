@@ -32,6 +32,15 @@ def training_samples(device):
             (grad(last), last_dy, *lists, g, [3, 3], *window, 8, False, False, False),
             (x, grad(half), small.indices, small.count, s, [3, 3], *down, 1, False, True, False),
         ],
+        "sparse_conv2d_weight_grads": [
+            (
+                [x, last],
+                [dy, half],
+                [lists[0], small.indices],
+                [lists[1], small.count],
+                [*g, 3, 3, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 0, *s, 3, 3, 2, 2, 1, 1, 1, 1, 1, 0, 1, 0, 1],
+            ),
+        ],
         "sparse_batch_norm2d": [
             (x, None, None, *lists, active.block_map, g, 1e-5),
             (grad(last), grad(numbers), grad(numbers), *lists, active.block_map, g, 1e-5),

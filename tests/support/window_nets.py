@@ -294,9 +294,4 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     ),
 }  # fmt: skip
 SIDES = {"TinyViT": 96, "SAM2": 128}  # of others 64
-BY_HAND = {
-    "Swin v2": swin_v2_on,
-    "Swin v2, padded": swin_v2_on,
-    "TinyViT": tiny_vit_on,
-    "SAM2": sam2_on,
-}
+BY_HAND = {"Swin v2": swin_v2_on, "Swin v2, padded": swin_v2_on, "TinyViT": tiny_vit_on, "SAM2": sam2_on}

@@ -5,8 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 . tests/tools/site.sh
 families=(
+  tests/contracts/test_instruction_sets.py
   tests/masked/test_{conv,conv_cpu,conv_quantized,pack,select}.py
-  tests/weights/test_{matmul,blocksparse_rows,conv1x1}.py
+  tests/weights/test_{matmul,conv1x1}.py
 )
 
 build_site "$1" build/amx "-DSBNET_EMULATE_AMX=$PWD/tests/tools/emulator/amx.h"

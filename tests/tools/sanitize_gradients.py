@@ -109,4 +109,21 @@ def norm_gradients(device: str) -> None:
         assert torch.isfinite(torch.where(inside, dx, 0.0)).all()
 
 
-GRADIENTS = (conv_gradients, layer_gradients, norm_gradients)
+def gradients_of_weights(device: str) -> None:
+    """Of several layers in one call, parts of lists that are full, of some blocks and empty."""
+    columns: list[list] = [[], [], [], []]
+    numbers: list[int] = []
+    for k, (channels, filters, taps, s, p, d, groups) in enumerate(CONVS * 2):
+        size = conv_output_size((59, 70), (taps, taps), (s, s), (p, p), (d, d))
+        active = some_active((2, *size), BlockGrid.cover(size, 8), (1.0, 0.4, 0.0)[k % 3], device)
+        x, dy = (torch.randn(2, n, *of, device=device).bfloat16() for n, of in ((channels, (59, 70)), (filters, size)))
+        x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
+        for column, value in zip(columns, (x, dy, active.indices, active.count), strict=True):
+            column.append(value)
+        numbers += [*active.grid.numbers(), taps, taps, s, s, p, p, d, d, groups, 0, 1, k % 4 == 3, k % 5 != 4]
+    found = torch.ops.sbnet.sparse_conv2d_weight_grads(*columns, numbers)
+    again = torch.ops.sbnet.sparse_conv2d_weight_grads(*columns, numbers)
+    assert all(torch.equal(a, b) and torch.isfinite(a).all() for a, b in zip(found, again, strict=True))
+
+
+GRADIENTS = (conv_gradients, layer_gradients, norm_gradients, gradients_of_weights)

@@ -6,16 +6,7 @@ import torch
 
 from sbnet import BlockGrid, ConvLayout, blocksparse_conv, blocksparse_deconv, reference, sparse_conv2d
 from support.blockconv_cases import B8
-from support.helpers import (
-    FLOATS,
-    assert_as_accurate_as_torch,
-    assert_bitwise,
-    laid_out,
-    random_active,
-    run_python,
-    tensor,
-)
-from support.instruction_sets import instruction_sets
+from support.helpers import FLOATS, assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
 
 
 def grid(inputs, outputs, size, density, seed=0):
@@ -124,23 +115,3 @@ def test_what_is_no_number_stays_in_its_blocks(device, bad):
     torch.testing.assert_close(got[finite].double(), exact[finite], rtol=1e-4, atol=1e-4)
     readers = {k for c, outputs in layout.BCK if 40 in c for k in outputs}
     assert not bool(got[:, [k for k in range(96) if k not in readers]].isfinite().logical_not().any())
-
-
-@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
-def test_every_instruction_set(isa):
-    code = """
-import torch
-from sbnet import ConvLayout, blocksparse_conv, blocksparse_deconv, reference
-torch.manual_seed(0)
-mask = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 1]])
-layout = ConvLayout.from_mask(mask, 90, 70, 32, (3, 3))
-x, w = torch.randn(2, 90, 9, 14), torch.randn(layout.weights) / 16
-y = blocksparse_conv(x, w, layout, activation="relu")
-want = reference.blocksparse_conv(x.double(), w.double(), layout, activation="relu")
-torch.testing.assert_close(y.double(), want, rtol=1e-4, atol=1e-4)
-dx = blocksparse_deconv(y, w, layout.swapped(), output_size=(9, 14))
-want = reference.blocksparse_deconv(y.double(), w.double(), layout.swapped(), output_size=(9, 14))
-torch.testing.assert_close(dx.double(), want, rtol=1e-4, atol=1e-4)
-"""
-    result = run_python(code, SBNET_ISA=isa)
-    assert result.returncode == 0, result.stderr[-2000:]

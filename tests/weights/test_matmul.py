@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from sbnet import BlockLayout, _library, blocksparse_matmul, blocksparse_weight_grad, reference
+from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad, reference
 from sbnet._library import kernel_capability
-from support.helpers import ACTIVATIONS, FLOATS, assert_as_accurate_as_torch, assert_bitwise, run_python, tensor
-from support.instruction_sets import instruction_sets
+from support.helpers import ACTIVATIONS, FLOATS, assert_as_accurate_as_torch, assert_bitwise, tensor
 from support.weight_cases import BLOCK_SIZES, barabasi_albert, random_layout, weights_of
 
 
@@ -265,49 +264,3 @@ def test_tf32_is_opt_in():
         torch.testing.assert_close(back, want, rtol=2e-2, atol=2e-2)
         got = blocksparse_weight_grad([(x, y)], layout, allow_tf32=True)
         torch.testing.assert_close(got, reference.blocksparse_weight_grad([(x, y)], layout), rtol=2e-2, atol=5e-2)
-
-
-@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512", "amx"))
-def test_every_instruction_set(isa):
-    if isa == "amx" and not _library.cpu_isa().startswith("amx"):
-        pytest.skip("the processor has no AMX")
-    code = """
-import torch
-from sbnet import blocksparse_matmul, blocksparse_weight_grad, reference
-from support.weight_cases import BLOCK_SIZES, random_layout
-torch.manual_seed(0)
-for size in BLOCK_SIZES:
-    layout = random_layout(3, 4, size, ragged=3)
-    weight = torch.randn(layout.weight_shape)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        tolerance = {"rtol": 2e-2, "atol": 1e-3} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
-        w = layout.from_dense(layout.to_dense(weight)).to(dtype)
-        for rows in (1, 3, 29):
-            x = torch.randn(rows, layout.in_features).to(dtype)
-            y = blocksparse_matmul(x, w, layout, activation="silu")
-            want = reference.blocksparse_matmul(x.double(), w.double(), layout, activation="silu")
-            torch.testing.assert_close(y.double(), want, **tolerance)
-            dw = blocksparse_weight_grad([(x, y)], layout)
-            want = reference.blocksparse_weight_grad([(x.double(), y.double())], layout)
-            torch.testing.assert_close(dw.double(), want, rtol=2e-2, atol=2e-2)
-    layout = random_layout(1400 // size, 3, size, 0.7, ragged=3)  # sums of more products than are formed in a row
-    weight = torch.randn(layout.weight_shape) / 40
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        w = layout.from_dense(layout.to_dense(weight)).to(dtype)
-        gate = torch.rand(layout.blocks) + 0.5
-        gated = (w.float() * gate[:, None, None]).to(dtype).double()
-        for rows in (16, 70, 200):
-            x, dy = (torch.randn(rows, n).to(dtype) for n in (layout.in_features, layout.out_features))
-            y = blocksparse_matmul(x, w, layout, gate)
-            want = reference.blocksparse_matmul(x.double(), gated, layout)
-            torch.testing.assert_close(y.double(), want, rtol=1e-2, atol=4e-3)
-            dx = blocksparse_matmul(dy, w, layout, gate, transposed=True)
-            want = reference.blocksparse_matmul(dy.double(), gated, layout, transposed=True)
-            torch.testing.assert_close(dx.double(), want, rtol=1e-2, atol=4e-3)
-            pairs = [(x, dy), (x[:5] + 1, dy[:5])]
-            dw = blocksparse_weight_grad(pairs, layout)
-            want = reference.blocksparse_weight_grad([(a.double(), b.double()) for a, b in pairs], layout)
-            torch.testing.assert_close(dw.double(), want, rtol=1e-2, atol=4e-3)
-"""
-    result = run_python(code, SBNET_ISA=isa)
-    assert result.returncode == 0, result.stderr[-2000:]

@@ -43,6 +43,13 @@ Status validate(const ConvWeightGradParams& params) {
   return check_tiling(op, p.active.grid, p.y.size[2], p.y.size[3]);
 }
 
+Status validate(const ConvWeightGradsParams& p) {
+  SBNET_CHECK(p.count <= kMostWeightGrads, "sparse_conv2d_weight_grads: x: expected up to %lld layers, got %lld",
+              static_cast<long long>(kMostWeightGrads), static_cast<long long>(p.count));
+  for (int64_t k = 0; k < p.count; ++k) SBNET_TRY(validate(p.layers[k]));
+  return ok_status();
+}
+
 Status validate(const TurnWeightParams& p) {
   constexpr const char* op = "turn_conv_weights";
   SBNET_CHECK(is_compute_dtype(p.weight.dtype), "%s: weight: dtype: expected float32, float16 or bfloat16, got %s", op,

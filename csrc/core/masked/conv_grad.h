@@ -13,6 +13,13 @@ struct ConvWeightGradParams {
   float* bias;        // [K]: the sums of dy, or null
 };
 
+// Several of them. On a GPU layers that the same kernel takes share a launch, and so do sums of parts.
+constexpr int64_t kMostWeightGrads = 256;
+struct ConvWeightGradsParams {
+  const ConvWeightGradParams* layers;
+  int64_t count;
+};
+
 // A weight in another dtype and channels_last memory, and turned: the gradient of x of a convolution with a stride of 1
 // is a convolution of dy with turned[c, k, r, s] = weight[k, c, R - 1 - r, S - 1 - s].
 struct TurnWeightParams {
@@ -29,10 +36,11 @@ struct TurnWeightsParams {
 
 // Shapes, dtypes, grid against plane. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const ConvWeightGradParams& p);
+SBNET_EXPORT Status validate(const ConvWeightGradsParams& p);
 SBNET_EXPORT Status validate(const TurnWeightParams& p);
 SBNET_EXPORT Status validate(const TurnWeightsParams& p);
 
 }  // namespace sbnet
 
-SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv2d_weight_grad, ConvWeightGradParams)
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv2d_weight_grads, ConvWeightGradsParams)
 SBNET_DECLARE(turn_conv_weights, TurnWeightsParams)

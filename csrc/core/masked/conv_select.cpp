@@ -192,19 +192,6 @@ const char* hopper_1x1_bytes_declines(const QuantizedConv2dParams& p) {
   return tiles_fit(p.active, p.fringe, 4, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
 }
 
-const char* hopper_bytes_declines(const QuantizedConv2dParams& p) {
-  if (p.x.dtype != p.weight.dtype) return "x is of floats";
-  if (p.groups != 1) return "groups";
-  if (p.x.size[1] % 2) return "an odd number of input channels";
-  for (const TensorView* t : {&p.x, &p.weight}) {
-    if (t->stride[1] != 1) return "channels are not adjacent";
-    if (reinterpret_cast<uintptr_t>(t->data) % 2) return "pairs of channels are not aligned";
-    for (const int d : {0, 2, 3})
-      if (t->size[d] > 1 && t->stride[d] % 2) return "pairs of channels are not aligned";
-  }
-  return hopper_general_declines(byte_pairs(p));
-}
-
 // What both kernels of tensor cores ask of a layer of int8: words of 16 channels.
 const char* int8_planes_decline(const QuantizedConv2dParams& p) {
   if (p.weight.dtype != DType::kI8 || p.x.dtype != DType::kI8) return "dtype is not int8";
@@ -228,6 +215,22 @@ const char* int8_rows_decline(const QuantizedConv2dParams& p) {
   const double last = static_cast<double>(p.y.size[0]) * static_cast<double>(y.n);
   if (y.n < 0 || y.y < 0 || y.x < 0 || last > INT32_MAX) return "a plane too large to count";
   return tiles_fit(p.active, p.fringe, 1, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+}
+
+const char* hopper_bytes_declines(const QuantizedConv2dParams& p) {
+  if (p.x.dtype != p.weight.dtype) return "x is of floats";
+  if (p.groups != 1) return "groups";
+  if (p.x.size[1] % 2) return "an odd number of input channels";
+  for (const TensorView* t : {&p.x, &p.weight}) {
+    if (t->stride[1] != 1) return "channels are not adjacent";
+    if (reinterpret_cast<uintptr_t>(t->data) % 2) return "pairs of channels are not aligned";
+    for (const int d : {0, 2, 3})
+      if (t->size[d] > 1 && t->stride[d] % 2) return "pairs of channels are not aligned";
+  }
+  // Measured (docs/log/conv.md): with a stride or few channels mma.sync takes a quarter to a half of the time.
+  const bool slow = p.stride[0] > 1 || p.stride[1] > 1 || p.x.size[1] <= 32;
+  if (slow && !int8_rows_decline(p)) return "int8 by rows or patches is faster";
+  return hopper_general_declines(byte_pairs(p));
 }
 
 const char* never_bytes(const QuantizedConv2dParams&) { return nullptr; }

@@ -92,21 +92,13 @@ void write_slice(const ConvWeightGradParams& p, const Cut& cut, const ConvGradTa
   if (p.bias && !input) std::copy_n(sums + cut.taps * t.inputs * lanes, t.outputs, p.bias + t.output);
 }
 
-}  // namespace
-}  // namespace sbnet
-
-int64_t sbnet_sparse_conv2d_weight_grad_workspace_bytes_cpu(const sbnet::ConvWeightGradParams* p, int32_t threads) {
-  using namespace sbnet;
-  const Cut cut(*p);
+int64_t workspace_bytes(const ConvWeightGradParams& p, int32_t threads) {
+  const Cut cut(p);
   const int64_t workers = std::max(threads, 1);
-  return 4 * (cut.sums_floats(p->conv.active.capacity, workers) + workers * cut.scratch_floats);
+  return 4 * (cut.sums_floats(p.conv.active.capacity, workers) + workers * cut.scratch_floats);
 }
 
-sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradParams* params, void* workspace,
-                                                  const sbnet::Parallel* parallel) {
-  using namespace sbnet;
-  const ConvWeightGradParams& p = *params;
-  SBNET_TRY(validate(p));
+void weight_grad(const ConvWeightGradParams& p, void* workspace, const Parallel* parallel) {
   const Cut cut(p);
   const ActiveView& active = p.conv.active;
   const int64_t blocks = std::clamp<int64_t>(*active.count, 0, active.capacity);
@@ -155,7 +147,7 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
         if (parts == 1) write(t, t.sums);
       }
   });
-  if (parts == 1) return ok_status();
+  if (parts == 1) return;
   parallel_for(*parallel, cut.slices(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       const ConvGradTask t = task_of(s);
@@ -166,6 +158,22 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
       write(t, own);
     }
   });
+}
+
+}  // namespace
+}  // namespace sbnet
+
+int64_t sbnet_sparse_conv2d_weight_grads_workspace_bytes_cpu(const sbnet::ConvWeightGradsParams* p, int32_t threads) {
+  int64_t most = 0;
+  for (int64_t k = 0; k < p->count; ++k) most = std::max(most, sbnet::workspace_bytes(p->layers[k], threads));
+  return most;
+}
+
+sbnet::Status sbnet_sparse_conv2d_weight_grads_cpu(const sbnet::ConvWeightGradsParams* params, void* workspace,
+                                                   const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  SBNET_TRY(validate(*params));
+  for (int64_t k = 0; k < params->count; ++k) weight_grad(params->layers[k], workspace, parallel);
   return ok_status();
 }
 

@@ -1,5 +1,5 @@
-// sparse_conv2d_weight_grad on every CUDA device since sm_80: which kernel, and the one for what the others do not
-// take, float32 and channels that are no whole words.
+// Weight gradients of what the other kernels do not take, float32 and channels that are no whole words, on every CUDA
+// device since sm_80.
 //
 // dW[K, (r, s, c)] = dy[pixels, K]^T x[pixels, (r, s, c)] is a GEMM whose reduction runs over the list's pixels and
 // whose right operand is gathered from x. A CTA owns 64x64 of one group's, and a part of the list. A pipeline stage
@@ -41,6 +41,8 @@ struct GradPlan {
         group_outputs(static_cast<int32_t>(p.conv.weight.size[0] / p.conv.groups)),
         words_of_grad(false) {}
 };
+
+using ElementsLaunch = GradLaunch<GradLayer<GradPlan>, 1>;
 
 // Four warps, two by two, of 32 x 32 each.
 constexpr int kTile = 64, kThreads = 128;
@@ -116,16 +118,18 @@ struct GradLoader {
 };
 
 template <class T, Math kMath, bool kElements>
-__global__ void __launch_bounds__(kThreads, 3)
-    conv_grad_kernel(const __grid_constant__ ConvWeightGradParams params, const __grid_constant__ GradPlan plan,
-                     float* workspace) {
+__global__ void __launch_bounds__(kThreads, 3) conv_grad_kernel(const __grid_constant__ ElementsLaunch launch) {
   using Tile = GradTile<T>;
   extern __shared__ __align__(128) char smem[];
+  uint32_t number;
+  const auto& layer = launch.own(&number);
+  const ConvWeightGradParams& params = layer.params;
+  const GradPlan& plan = layer.plan;
   const Conv2dParams& p = params.conv;
   const int warp = threadIdx.x / 32;
   const int m0 = warp / 2 * 32, n0 = warp % 2 * 32;
 
-  const GradCta cta(plan.parts, plan.tiles_m, plan.tiles_n);
+  const GradCta cta(number, plan.parts, plan.tiles_m, plan.tiles_n);
   const int64_t k = int64_t{cta.tile_m} * kTile;
   const int column = static_cast<int>(cta.tile_n) * kTile;
   const GradLoader<T, kElements> loader(p, plan, static_cast<int>(cta.group), k, column);
@@ -191,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     __syncthreads();
   }
   const GradSink<T> sink = {
-      params, plan.parts, plan.channels, plan.columns.taps_per_row, workspace, cta.part / plan.parts.cluster};
+      params, plan.parts, plan.channels, plan.columns.taps_per_row, layer.workspace, cta.part / plan.parts.cluster};
   const int64_t first = static_cast<int64_t>(cta.group) * plan.group_outputs + k;  // output channel
   const auto put = [&](int m, int n, const float (&sums)[4]) {
     if (k + m < plan.group_outputs && column + n < plan.parts.columns)
@@ -220,7 +224,7 @@ int64_t tiles_of(const ConvWeightGradParams& p) {
   return p.conv.groups * ((outputs + kTile - 1) / kTile) * ((columns + kTile - 1) / kTile);
 }
 
-GradParts elements_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
+GradParts elements_parts(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t) {
   const int64_t tiles = tiles_of(p);
   GradParts parts(p, PixelList(p.conv).pixels_per_block, (int64_t{3} * device.sm_count + tiles - 1) / tiles, kChunk,
                   kLeastChunks);
@@ -229,80 +233,36 @@ GradParts elements_parts(const ConvWeightGradParams& p, const DeviceInfo& device
 }
 
 template <class T, Math kMath, bool kElements>
-Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
-              cudaStream_t stream) {
-  using Tile = GradTile<T>;
-  GradPlan plan(p, parts, kElements ? 1 : kLanes<T>);
-  plan.words_of_grad = words_of_grad(p.conv);
-  return launch_grad<conv_grad_kernel<T, kMath, kElements>>(p, plan, parts, tiles_of(p), kThreads, Tile::kBytes,
-                                                            workspace, device, stream);
+Status launch(const GradWork* layers, const DeviceInfo& device, cudaStream_t stream) {
+  const auto plan_of = [](const GradWork& w) {
+    GradPlan plan(w.params, w.parts, kElements ? 1 : kLanes<T>);
+    plan.words_of_grad = words_of_grad(w.params.conv);
+    return plan;
+  };
+  return launch_grad<conv_grad_kernel<T, kMath, kElements>, ElementsLaunch>(layers, 1, kGradElements, plan_of, kThreads,
+                                                                            GradTile<T>::kBytes, device, stream);
 }
 
 template <class T, Math kMath>
-Status launch_math(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
-                   cudaStream_t stream) {
-  if (!in_words(p.conv)) return launch<T, kMath, true>(p, parts, workspace, device, stream);
-  return launch<T, kMath, false>(p, parts, workspace, device, stream);
+Status launch_math(const GradWork* layers, const DeviceInfo& device, cudaStream_t stream) {
+  if (!in_words(layers[0].params.conv)) return launch<T, kMath, true>(layers, device, stream);
+  return launch<T, kMath, false>(layers, device, stream);
 }
 
-Status launch_elements_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
-                            const DeviceInfo& device, cudaStream_t stream) {
-  return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
+Status launch_elements_grad(const GradWork* layers, int, const DeviceInfo& device, cudaStream_t stream) {
+  const Conv2dParams& c = layers[0].params.conv;
+  return by_dtype(c.x.dtype, [&](auto t) -> Status {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2)
-      return launch_math<T, Math::kHalf>(p, parts, workspace, device, stream);
+      return launch_math<T, Math::kHalf>(layers, device, stream);
     else
-      return p.conv.allow_tf32 ? launch_math<T, Math::kTf32>(p, parts, workspace, device, stream)
-                               : launch_math<T, Math::kFloat>(p, parts, workspace, device, stream);
+      return c.allow_tf32 ? launch_math<T, Math::kTf32>(layers, device, stream)
+                          : launch_math<T, Math::kFloat>(layers, device, stream);
   });
-}
-
-// First match wins.
-const GradKernel& kernel_of(const ConvWeightGradParams& p) {
-  if (is_depthwise(p.conv.weight, p.conv.groups)) return kGradDepthwise;
-  if (grad_cells_takes(p)) return kGradCells;
-  if (grad_rows_takes(p)) return kGradRows;
-  return grad_few_takes(p) ? kGradFew : kGradElements;
-}
-
-// With strides in whole words even of dimensions that have one element.
-ConvWeightGradParams regular(const ConvWeightGradParams& params) {
-  ConvWeightGradParams p = params;
-  for (TensorView* t : {&p.conv.x, &p.conv.y}) {
-    const PixelStrides s = pixel_strides(*t);
-    if (channels_vectorize(*t)) t->stride[0] = s.n, t->stride[2] = s.y, t->stride[3] = s.x;
-  }
-  return p;
 }
 
 }  // namespace
 
-const GradKernel kGradElements = {elements_parts, launch_elements_grad};
+const GradKernel kGradElements = {nullptr, tiles_of, elements_parts, launch_elements_grad};
 
 }  // namespace sbnet::portable
-
-int64_t sbnet_sparse_conv2d_weight_grad_workspace_bytes_cuda(const sbnet::ConvWeightGradParams* params) {
-  using namespace sbnet;
-  using namespace sbnet::portable;
-  DeviceInfo device = {};
-  if (!current_device(kGradOp, &device).ok()) return 0;  // the launch says so
-  const GradKernel& kernel = kernel_of(*params);
-  const GradParts parts = kernel.parts(*params, device);
-  return parts.stored() > 1 || &kernel == &kGradDepthwise ? 4 * parts.workspace_floats(params->conv.weight.size[0]) : 0;
-}
-
-sbnet::Status sbnet_sparse_conv2d_weight_grad_cuda(const sbnet::ConvWeightGradParams* params, void* workspace,
-                                                   void* stream_handle) {
-  using namespace sbnet;
-  using namespace sbnet::portable;
-  SBNET_TRY(validate(*params));
-  DeviceInfo device;
-  SBNET_TRY(current_device(kGradOp, &device));
-  const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
-  const GradKernel& kernel = kernel_of(*params);
-  const ConvWeightGradParams p = regular(*params);
-  const GradParts parts = kernel.parts(p, device);
-  float* const sums = static_cast<float*>(workspace);
-  SBNET_TRY(kernel.launch(p, parts, sums, device, stream));
-  return parts.stored() > 1 || &kernel == &kGradDepthwise ? add_parts(p, parts, sums, device, stream) : ok_status();
-}

@@ -1,10 +1,14 @@
 // What the kernels of a convolution's weight gradient share: how the list is cut into parts, and who adds them.
 //
 // A part sums the products of a range of the pixel list (conv_portable.cuh), in float32, into its own [K, R*S*C/groups]
-// of the workspace; one more launch adds the parts in order. Where there are clusters, the CTAs of some parts add
-// theirs in shared memory first; what is one part, or one cluster, is written as the gradient itself. How many parts
-// there are depends on the count, which is read on the device, and on nothing that differs from run to run: the same
-// list gives the same bits.
+// of the workspace; one more launch adds the parts in order, of all layers of a call. Where there are clusters, the
+// CTAs of some parts add theirs in shared memory first; what is one part, or one cluster, is written as the gradient
+// itself. How many parts there are depends on the count, which is read on the device, and on nothing that differs from
+// run to run: the same list gives the same bits.
+//
+// Layers that the same instantiation takes share a launch: a small layer by itself waits for its first pixels and ends
+// as long as it works. Together they are cut into parts of about the same work, some for each slot of the device, so
+// that most layers need few parts or one, and no clusters.
 #pragma once
 #include "core/masked/conv_grad.h"
 #include "cuda/capability.h"
@@ -26,6 +30,7 @@ struct GradParts {
   bool with_bias;
   bool packed, quads;  // is the gradient float32, packed as [K, R, S, C/groups]? May four neighbours be stored as one?
 
+  GradParts() = default;
   GradParts(const ConvWeightGradParams& p, int64_t block_pixels, int64_t parts, int chunk_pixels, int least_chunks)
       : block_pixels(block_pixels), chunk(chunk_pixels), part_chunks(least_chunks), with_bias(p.bias) {
     const Conv2dParams& c = p.conv;
@@ -92,24 +97,64 @@ __device__ __forceinline__ void store_gradient(const TensorView& weight, const F
       from_float<T>(sum);
 }
 
-// Adds the parts: conv_grad_add.cu.
-Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,
-                 const DeviceInfo& device, cudaStream_t stream);
+// A layer of a call.
+struct GradWork {
+  ConvWeightGradParams params;
+  GradParts parts;
+  float* workspace;
+};
+
+// Adds the parts of layers, up to kTogether in one launch: conv_grad_add.cu.
+class GradAdder {
+ public:
+  GradAdder(const DeviceInfo& device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  Status add(const GradWork& work);  // is launched now or by a later call, by flush() at the latest
+  Status flush();
+
+  static constexpr int kTogether = 32;
+  struct Layer {
+    float4* weight;
+    const float* workspace;
+    const int32_t* count;
+    int32_t capacity, lanes;  // threads that share a quad
+    GradParts parts;
+  };
+  struct Launch {
+    uint32_t ends[kTogether];  // CTAs of this layer and those before it
+    Layer layer[kTogether];
+  };
+  static_assert(sizeof(Launch) <= 4096, "arguments of a launch");
+
+ private:
+  const DeviceInfo& device_;
+  cudaStream_t stream_;
+  Launch launch_;
+  int count_ = 0;
+  int64_t ctas_ = 0;
+};
 
 // CTAs of these kernels that a device holds at once, and parts so that it holds all.
 inline int64_t grad_slots(const DeviceInfo& device) { return int64_t{2} * device.sm_count; }
 inline int64_t parts_for(const DeviceInfo& device, int64_t tiles) {
   return grad_slots(device) / std::max<int64_t>(tiles, 1);
 }
+// Layers of a launch, whose arguments take 32 KB at most.
+#if CUDART_VERSION >= 12010
+constexpr int kGradTogether = 40;
+#else
+constexpr int kGradTogether = 4;
+#endif
 
 // May all pixels' places be told in 32 bits of words?
 inline bool grad_in_reach(const TensorView& t) { return pixel_strides(t).n * t.size[0] / 8 < INT32_MAX / 2; }
 
 // A kernel: how it cuts the list into parts, and its launch, with a workspace for those that are stored.
 struct GradKernel {
-  GradParts (*parts)(const ConvWeightGradParams& p, const DeviceInfo& device);
-  Status (*launch)(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
-                   cudaStream_t stream);
+  int (*variant)(const ConvWeightGradParams& p);  // layers of the same one share a launch; null: none do
+  int64_t (*tiles)(const ConvWeightGradParams& p);
+  // wanted: parts of a layer that shares a launch; 0: as many as one by itself needs.
+  GradParts (*parts)(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t wanted);
+  Status (*launch)(const GradWork* layers, int count, const DeviceInfo& device, cudaStream_t stream);
 };
 // One input channel a group.
 extern const GradKernel kGradDepthwise;

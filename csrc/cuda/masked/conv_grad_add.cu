@@ -43,57 +43,71 @@ __global__ void __launch_bounds__(kAddElements* kAddLanes)
   }
 }
 
-// The same of a gradient that is packed, by quads of elements; kLanes threads share one. Few parts need no more than
-// one, and launches that take all quads at once: rounds of them waited for memory one after the other.
-template <int kLanes>
-__global__ void __launch_bounds__(kQuadThreads)
-    add_quads_kernel(const __grid_constant__ ConvWeightGradParams p, const __grid_constant__ GradParts parts,
-                     const float* workspace) {
-  constexpr int kQuads = kQuadThreads / kLanes;
-  __shared__ float4 found[kLanes > 1 ? kQuadThreads : 1];
+// The same of gradients that are packed, by quads of elements; some threads share one. Few parts need no more than one,
+// and launches that take all quads at once: rounds of them waited for memory one after the other.
+__global__ void __launch_bounds__(kQuadThreads) add_quads_kernel(const __grid_constant__ GradAdder::Launch launch) {
+  __shared__ float4 found[kQuadThreads];
+  int of = 0;
+#pragma unroll
+  for (int k = 0; k < GradAdder::kTogether - 1; ++k) of += blockIdx.x >= launch.ends[k];
+  const GradAdder::Layer& layer = launch.layer[of];
+  const uint32_t cta = blockIdx.x - (of ? launch.ends[of - 1] : 0);
+  const int lanes = layer.lanes, quads = kQuadThreads / lanes;
+  const int lane = threadIdx.x / quads;
+  const int64_t quad = int64_t{cta} * quads + threadIdx.x % quads, elements = layer.parts.elements;
+  const bool in = quad * 4 < elements;
   grid_dependency_wait();
   grid_dependency_release();
-  const int used = parts_in_use(parts, clamped_count(p.conv.active.count, static_cast<int>(p.conv.active.capacity)));
-  const int lane = threadIdx.x / kQuads;
-  const int64_t quad = int64_t{blockIdx.x} * kQuads + threadIdx.x % kQuads;
-  const bool in = quad * 4 < parts.elements;
+  const int used = parts_in_use(layer.parts, clamped_count(layer.count, layer.capacity));
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
   const auto add = [&sum](const float4& v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; };
   if (in)
 #pragma unroll 4
-    for (int part = lane; part < used; part += kLanes)
-      add(*reinterpret_cast<const float4*>(workspace + part * parts.elements + quad * 4));
-  if constexpr (kLanes > 1) {
+    for (int part = lane; part < used; part += lanes)
+      add(*reinterpret_cast<const float4*>(layer.workspace + part * elements + quad * 4));
+  if (lanes > 1) {
     found[threadIdx.x] = sum;
     __syncthreads();
     if (lane == 0)
 #pragma unroll
-      for (int l = 1; l < kLanes; ++l) add(found[l * kQuads + threadIdx.x]);
+      for (int l = 1; l < kAddLanes; ++l) add(found[l * quads + threadIdx.x]);
   }
-  if (in && lane == 0) static_cast<float4*>(p.weight.data)[quad] = sum;
+  if (in && lane == 0) layer.weight[quad] = sum;
 }
 
 }  // namespace
 
-Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,
-                 const DeviceInfo& device, cudaStream_t stream) {
+Status GradAdder::add(const GradWork& work) {
+  const ConvWeightGradParams& p = work.params;
+  const GradParts& parts = work.parts;
   if (parts.packed && parts.quads && !p.bias) {
-    const bool many = parts.stored() >= kManyParts;
-    const int64_t quads = kQuadThreads / (many ? kAddLanes : 1), ctas = (parts.elements / 4 + quads - 1) / quads;
-    SBNET_CUDA_TRY(kGradOp, launch_dependent(device, many ? add_quads_kernel<kAddLanes> : add_quads_kernel<1>,
-                                             dim3(static_cast<unsigned>(ctas)), dim3(kQuadThreads), 0, stream, p, parts,
-                                             workspace));
+    const int lanes = parts.stored() >= kManyParts ? kAddLanes : 1;
+    const int64_t quads = kQuadThreads / lanes, ctas = (parts.elements / 4 + quads - 1) / quads;
+    if (count_ == kTogether || ctas_ + ctas > INT32_MAX) SBNET_TRY(flush());
+    launch_.layer[count_] = {static_cast<float4*>(p.weight.data),          work.workspace, p.conv.active.count,
+                             static_cast<int32_t>(p.conv.active.capacity), lanes,          parts};
+    launch_.ends[count_++] = static_cast<uint32_t>(ctas_ += ctas);
     return ok_status();
   }
   const int64_t all = parts.elements + (p.bias ? p.conv.weight.size[0] : 0);
-  const int64_t ctas = std::min<int64_t>((all + kAddElements - 1) / kAddElements, int64_t{device.sm_count} * 16);
+  const int64_t ctas = std::min<int64_t>((all + kAddElements - 1) / kAddElements, int64_t{device_.sm_count} * 16);
   const FastDiv columns(parts.columns), channels(p.conv.weight.size[1]), taps(p.conv.weight.size[3]);
+  const float* const workspace = work.workspace;
   return by_dtype(p.weight.dtype, [&](auto t) -> Status {
-    SBNET_CUDA_TRY(kGradOp, launch_dependent(device, add_parts_kernel<decltype(t)>, dim3(static_cast<unsigned>(ctas)),
-                                             dim3(kAddElements * kAddLanes), 0, stream, p, parts, workspace, columns,
+    SBNET_CUDA_TRY(kGradOp, launch_dependent(device_, add_parts_kernel<decltype(t)>, dim3(static_cast<unsigned>(ctas)),
+                                             dim3(kAddElements * kAddLanes), 0, stream_, p, parts, workspace, columns,
                                              channels, taps));
     return ok_status();
   });
+}
+
+Status GradAdder::flush() {
+  if (!count_) return ok_status();
+  std::fill(launch_.ends + count_, launch_.ends + kTogether, static_cast<uint32_t>(ctas_));
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device_, add_quads_kernel, dim3(static_cast<unsigned>(ctas_)),
+                                           dim3(kQuadThreads), 0, stream_, launch_));
+  count_ = 0, ctas_ = 0;
+  return ok_status();
 }
 
 }  // namespace sbnet::portable

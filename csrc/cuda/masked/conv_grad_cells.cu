@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kInputs = 32, kTaps = 9;
 
+using CellsLaunch = GradLaunch<GradLayer<CellsPlan>, kGradTogether>;
+
 // kM: sixteens of output channels.
 template <class T, int kStride, int kM>
 struct CellTile {
@@ -71,14 +73,16 @@ struct CellPatch {
 };
 
 template <class T, int kStride, int kM>
-__global__ void __launch_bounds__(kCellThreads, 2)
-    conv_grad_cells_kernel(const __grid_constant__ ConvWeightGradParams params, const __grid_constant__ CellsPlan plan,
-                           float* workspace) {
+__global__ void __launch_bounds__(kCellThreads, 2) conv_grad_cells_kernel(const __grid_constant__ CellsLaunch launch) {
   using Tile = CellTile<T, kStride, kM>;
   extern __shared__ __align__(128) char smem[];
+  uint32_t number;
+  const auto& layer = launch.own(&number);
+  const ConvWeightGradParams& params = layer.params;
+  const CellsPlan& plan = layer.plan;
   const Conv2dParams& p = params.conv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const GradCta cta(plan.parts, plan.tiles_m, plan.tiles_n);
+  const GradCta cta(number, plan.parts, plan.tiles_m, plan.tiles_n);
   const CellPatch<T, Tile> patch(p, plan, cta, reinterpret_cast<int2*>(smem));
   const CellGrad<T, kM> grad(p, plan, cta);
 
@@ -173,7 +177,7 @@ __global__ void __launch_bounds__(kCellThreads, 2)
   float* const biases = reinterpret_cast<float*>(smem + Tile::kBiasesAt);
   if (with_bias) bias.gather(reinterpret_cast<float*>(smem + Tile::kStagesAt), biases);
   const GradSink<T> sink = {
-      params, plan.parts, plan.channels, plan.taps_per_row, workspace, cta.part / plan.parts.cluster};
+      params, plan.parts, plan.channels, plan.taps_per_row, layer.workspace, cta.part / plan.parts.cluster};
   const int k = static_cast<int>(cta.tile_m) * kCellOutputs, c = static_cast<int>(cta.tile_n) * kInputs;
   const int64_t group = static_cast<int64_t>(cta.group) * plan.group_outputs;
   const auto each = [&](const auto& visit) {
@@ -199,30 +203,33 @@ __global__ void __launch_bounds__(kCellThreads, 2)
 
 // ---- host
 
-int64_t tiles_of(const Conv2dParams& p) { return cell_tiles(p, p.weight.size[1], kInputs); }
+int64_t cells_tiles(const ConvWeightGradParams& p) { return cell_tiles(p.conv, p.conv.weight.size[1], kInputs); }
+bool few_outputs(const Conv2dParams& c) { return c.weight.size[0] / c.groups <= 32; }
+int cells_variant(const ConvWeightGradParams& p) {
+  return p.conv.stride[0] * 4 + few_outputs(p.conv) * 2 + (p.conv.x.dtype == DType::kF16);
+}
 
-GradParts cells_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
-  return parts_of_cells(p, device, tiles_of(p.conv));
+GradParts cells_parts(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t wanted) {
+  return parts_of_cells(p, device, cells_tiles(p), wanted);
 }
 
 template <class T, int kStride, int kM>
-Status launch_cells(const ConvWeightGradParams& p, const CellsPlan& plan, float* workspace, const DeviceInfo& device,
-                    cudaStream_t stream) {
-  using Tile = CellTile<T, kStride, kM>;
-  return launch_grad<conv_grad_cells_kernel<T, kStride, kM>>(p, plan, plan.parts, tiles_of(p.conv), kCellThreads,
-                                                             Tile::kShared, workspace, device, stream);
+Status launch_cells(const GradWork* layers, int count, const DeviceInfo& device, cudaStream_t stream) {
+  const auto plan_of = [](const GradWork& w) {
+    return plan_of_cells(w.params.conv, w.parts, w.params.conv.weight.size[1], kInputs);
+  };
+  return launch_grad<conv_grad_cells_kernel<T, kStride, kM>, CellsLaunch>(
+      layers, count, kGradCells, plan_of, kCellThreads, CellTile<T, kStride, kM>::kShared, device, stream);
 }
 
-Status launch_cells_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
-                         const DeviceInfo& device, cudaStream_t stream) {
-  const Conv2dParams& c = p.conv;
-  const CellsPlan plan = plan_of_cells(c, parts, c.weight.size[1], kInputs);
+Status launch_cells_grad(const GradWork* layers, int count, const DeviceInfo& device, cudaStream_t stream) {
+  const Conv2dParams& c = layers[0].params.conv;
   const auto run = [&](auto t) -> Status {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2) {
-      const bool few = plan.group_outputs <= 32, one = c.stride[0] == 1;
-      if (few) return (one ? launch_cells<T, 1, 2> : launch_cells<T, 2, 2>)(p, plan, workspace, device, stream);
-      return (one ? launch_cells<T, 1, 4> : launch_cells<T, 2, 4>)(p, plan, workspace, device, stream);
+      const bool one = c.stride[0] == 1;
+      if (few_outputs(c)) return (one ? launch_cells<T, 1, 2> : launch_cells<T, 2, 2>)(layers, count, device, stream);
+      return (one ? launch_cells<T, 1, 4> : launch_cells<T, 2, 4>)(layers, count, device, stream);
     }
     return make_status(Code::kUnsupported, "%s: x: dtype: expected float16 or bfloat16, got float32", kGradOp);
   };
@@ -237,6 +244,6 @@ bool grad_cells_takes(const ConvWeightGradParams& p) {
          c.dilation[1] == 1 && c.stride[0] == c.stride[1] && c.stride[0] <= 2;
 }
 
-const GradKernel kGradCells = {cells_parts, launch_cells_grad};
+const GradKernel kGradCells = {cells_variant, cells_tiles, cells_parts, launch_cells_grad};
 
 }  // namespace sbnet::portable

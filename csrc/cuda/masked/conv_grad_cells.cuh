@@ -128,10 +128,11 @@ inline int64_t cell_tiles(const Conv2dParams& p, int64_t columns, int width) {
   const int64_t outputs = p.weight.size[0] / p.groups;
   return (outputs + kCellOutputs - 1) / kCellOutputs * ((columns + width - 1) / width) * p.groups;
 }
-inline GradParts parts_of_cells(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t tiles) {
+inline GradParts parts_of_cells(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t tiles,
+                                int64_t wanted) {
   const int64_t block = cells_of(p.conv, 0) * cells_of(p.conv, 1) * kCell * kCell;
-  GradParts parts(p, block, parts_for(device, tiles), kCell * kCell, kLeastCells);
-  if (has_clusters(device)) parts.join(grad_slots(device), tiles);
+  GradParts parts(p, block, wanted ? wanted : parts_for(device, tiles), kCell * kCell, kLeastCells);
+  if (!wanted && has_clusters(device)) parts.join(grad_slots(device), tiles);
   return parts;
 }
 inline CellsPlan plan_of_cells(const Conv2dParams& p, const GradParts& parts, int64_t columns, int width) {

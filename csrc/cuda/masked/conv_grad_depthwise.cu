@@ -119,16 +119,20 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
   return ok_status();
 }
 
-GradParts depthwise_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
+int64_t depthwise_tiles(const ConvWeightGradParams& p) {
   const Conv2dParams& c = p.conv;
   const int64_t taps = taps_of(c), words = c.weight.size[0] / lanes_of(c);
-  const int64_t tiles = (words + 31) / 32 * c.weight.size[2] * ((c.weight.size[3] + taps - 1) / taps);
-  const int64_t wanted = int64_t{device.sm_count} * 16;
-  return GradParts(p, PixelList(c).pixels_per_block, (wanted + tiles - 1) / tiles, kWarps, kLeastPixels / kWarps);
+  return (words + 31) / 32 * c.weight.size[2] * ((c.weight.size[3] + taps - 1) / taps);
+}
+GradParts depthwise_parts(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t) {
+  const int64_t tiles = depthwise_tiles(p), ctas = int64_t{device.sm_count} * 16;
+  return GradParts(p, PixelList(p.conv).pixels_per_block, (ctas + tiles - 1) / tiles, kWarps, kLeastPixels / kWarps);
 }
 
-Status launch_depthwise_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
-                             const DeviceInfo& device, cudaStream_t stream) {
+Status launch_depthwise_grad(const GradWork* layers, int, const DeviceInfo& device, cudaStream_t stream) {
+  const ConvWeightGradParams& p = layers[0].params;
+  const GradParts& parts = layers[0].parts;
+  float* const workspace = layers[0].workspace;
   return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
     using T = decltype(t);
     const auto run = [&](auto n) -> Status {
@@ -152,6 +156,6 @@ Status launch_depthwise_grad(const ConvWeightGradParams& p, const GradParts& par
 
 }  // namespace
 
-const GradKernel kGradDepthwise = {depthwise_parts, launch_depthwise_grad};
+const GradKernel kGradDepthwise = {nullptr, depthwise_tiles, depthwise_parts, launch_depthwise_grad};
 
 }  // namespace sbnet::portable

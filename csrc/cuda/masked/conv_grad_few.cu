@@ -18,6 +18,8 @@ struct FewPlan {
   int32_t patch;                // elements; rows lie one after the other
 };
 
+using FewLaunch = GradLaunch<GradLayer<FewPlan>, 1>;  // a network's first layer
+
 template <class T, int kM>
 struct FewTile {
   static constexpr int kStages = 3, kGrad = CellGrad<T, kM>::kBytes;
@@ -64,15 +66,17 @@ struct FewPatch {
 };
 
 template <class T, int kM>
-__global__ void __launch_bounds__(kCellThreads, 3)
-    conv_grad_few_kernel(const __grid_constant__ ConvWeightGradParams params, const __grid_constant__ FewPlan plan,
-                         float* workspace) {
+__global__ void __launch_bounds__(kCellThreads, 3) conv_grad_few_kernel(const __grid_constant__ FewLaunch launch) {
   using Tile = FewTile<T, kM>;
   extern __shared__ __align__(128) char smem[];
+  uint32_t number;
+  const auto& layer = launch.own(&number);
+  const ConvWeightGradParams& params = layer.params;
+  const FewPlan& plan = layer.plan;
   const Conv2dParams& p = params.conv;
   const GradParts& parts = plan.cells.parts;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const GradCta cta(parts, plan.cells.tiles_m, plan.cells.tiles_n);
+  const GradCta cta(number, parts, plan.cells.tiles_m, plan.cells.tiles_n);
   FewPatch<T> patch(p, plan, cta, reinterpret_cast<int2*>(smem));
   const CellGrad<T, kM> grad(p, plan.cells, cta);
   // Where a patch has a lane's column of each product, of its first pixel; and how far its rows and pixels are apart.
@@ -157,7 +161,8 @@ __global__ void __launch_bounds__(kCellThreads, 3)
 
   float* const biases = reinterpret_cast<float*>(smem + Tile::kBiasesAt);
   if (with_bias) bias.gather(reinterpret_cast<float*>(smem + Tile::kStagesAt), biases);
-  const GradSink<T> sink = {params, parts, plan.channels, plan.cells.taps_per_row, workspace, cta.part / parts.cluster};
+  const GradSink<T> sink = {
+      params, parts, plan.channels, plan.cells.taps_per_row, layer.workspace, cta.part / parts.cluster};
   const int k = static_cast<int>(cta.tile_m) * kCellOutputs, column = static_cast<int>(cta.tile_n) * kColumns;
   const int64_t group = static_cast<int64_t>(cta.group) * plan.cells.group_outputs;
   const auto each = [&](const auto& visit) {
@@ -187,29 +192,29 @@ int64_t patch_side(const Conv2dParams& p, int d) {
   return int64_t{kCell - 1} * p.stride[d] + (p.weight.size[2 + d] - 1) * p.dilation[d] + 1;
 }
 
-GradParts few_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
-  return parts_of_cells(p, device, cell_tiles(p.conv, columns_of(p.conv), kColumns));
+int64_t few_tiles(const ConvWeightGradParams& p) { return cell_tiles(p.conv, columns_of(p.conv), kColumns); }
+GradParts few_parts(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t wanted) {
+  return parts_of_cells(p, device, few_tiles(p), wanted);
 }
 
 template <class T, int kM>
-Status launch_few(const ConvWeightGradParams& p, const FewPlan& plan, float* workspace, const DeviceInfo& device,
-                  cudaStream_t stream) {
-  using Tile = FewTile<T, kM>;
-  return launch_grad<conv_grad_few_kernel<T, kM>>(p, plan, plan.cells.parts,
-                                                  cell_tiles(p.conv, columns_of(p.conv), kColumns), kCellThreads,
-                                                  Tile::kShared, workspace, device, stream);
+Status launch_few(const GradWork* layers, int count, const DeviceInfo& device, cudaStream_t stream) {
+  const auto plan_of = [](const GradWork& w) -> FewPlan {
+    const Conv2dParams& c = w.params.conv;
+    const int64_t row = patch_side(c, 1) * c.weight.size[1];
+    return {plan_of_cells(c, w.parts, columns_of(c), kColumns), FastDiv(row), FastDiv(c.weight.size[1]),
+            static_cast<int32_t>(patch_side(c, 0) * row)};
+  };
+  return launch_grad<conv_grad_few_kernel<T, kM>, FewLaunch>(layers, count, kGradFew, plan_of, kCellThreads,
+                                                             FewTile<T, kM>::kShared, device, stream);
 }
 
-Status launch_few_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
-                       const DeviceInfo& device, cudaStream_t stream) {
-  const Conv2dParams& c = p.conv;
-  const int64_t row = patch_side(c, 1) * c.weight.size[1];
-  const FewPlan plan = {plan_of_cells(c, parts, columns_of(c), kColumns), FastDiv(row), FastDiv(c.weight.size[1]),
-                        static_cast<int32_t>(patch_side(c, 0) * row)};
+Status launch_few_grad(const GradWork* layers, int count, const DeviceInfo& device, cudaStream_t stream) {
+  const Conv2dParams& c = layers[0].params.conv;
   return by_dtype(c.x.dtype, [&](auto t) -> Status {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2)
-      return (plan.cells.group_outputs <= 32 ? launch_few<T, 2> : launch_few<T, 4>)(p, plan, workspace, device, stream);
+      return (c.weight.size[0] / c.groups <= 32 ? launch_few<T, 2> : launch_few<T, 4>)(layers, count, device, stream);
     return make_status(Code::kUnsupported, "%s: x: dtype: expected float16 or bfloat16, got float32", kGradOp);
   });
 }
@@ -228,6 +233,6 @@ bool grad_few_takes(const ConvWeightGradParams& p) {
   return std::max(height, width) < 256 && height * width * C <= kElements && reach < INT32_MAX && grad_in_reach(c.y);
 }
 
-const GradKernel kGradFew = {few_parts, launch_few_grad};
+const GradKernel kGradFew = {nullptr, few_tiles, few_parts, launch_few_grad};
 
 }  // namespace sbnet::portable

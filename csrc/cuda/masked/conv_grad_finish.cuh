@@ -1,18 +1,46 @@
 // The end of a weight gradient's tile: sums of the bias, the parts of a cluster added up, results written.
 #pragma once
+#include <utility>
+
 #include "cuda/masked/conv_grad.cuh"
 
 namespace sbnet::portable {
 namespace {
+
+// The arguments of a launch.
+template <class Plan_>
+struct GradLayer {
+  using Plan = Plan_;
+  ConvWeightGradParams params;
+  Plan plan;
+  float* workspace;
+};
+template <class Layer_, int kMost_>
+struct GradLaunch {
+  using Layer = Layer_;
+  static constexpr int kMost = kMost_;
+  uint32_t ends[kMost];  // CTAs of this layer and those before it; past the last one all
+  Layer layer[kMost];
+
+  // The one that this CTA is of; *number: which of the layer's CTAs it is. A copy in shared memory was slower.
+  __device__ __forceinline__ const Layer& own(uint32_t* number) const {
+    int of = 0;
+#pragma unroll
+    for (int k = 0; k < kMost - 1; ++k) of += blockIdx.x >= ends[k];
+    *number = blockIdx.x - (of ? ends[of - 1] : 0);
+    return layer[of];
+  }
+};
 
 // What a CTA computes. Parts of a tile are neighbours, as clusters are.
 struct GradCta {
   uint32_t tile_n, tile_m, group;
   int part;
 
-  __device__ __forceinline__ GradCta(const GradParts& parts, const FastDiv& tiles_m, const FastDiv& tiles_n) {
-    const uint32_t most = static_cast<uint32_t>(parts.most), tile = blockIdx.x / most;
-    part = static_cast<int>(blockIdx.x - tile * most);
+  __device__ __forceinline__ GradCta(uint32_t number, const GradParts& parts, const FastDiv& tiles_m,
+                                     const FastDiv& tiles_n) {
+    const uint32_t most = static_cast<uint32_t>(parts.most), tile = number / most;
+    part = static_cast<int>(number - tile * most);
     uint32_t rest;
     tiles_n.divmod(tile, &rest, &tile_n);
     tiles_m.divmod(rest, &group, &tile_m);
@@ -158,15 +186,32 @@ __device__ __forceinline__ void finish_tile(char* shared, const float* biases, c
   if (parts > 1) meet_cluster();  // until all have read
 }
 
-// One CTA a part and tile.
-template <auto kKernel, class Plan>
-Status launch_grad(const ConvWeightGradParams& p, const Plan& plan, const GradParts& parts, int64_t tiles, int threads,
-                   int bytes, float* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  SBNET_CHECK(tiles <= (INT32_MAX / 2) / parts.most, "%s: weight: expected at most 2^30 tiles, got %lld", kGradOp,
-              static_cast<long long>(tiles));
+template <class Launch, size_t... kLayers>
+Launch all_of(const typename Launch::Layer& layer, std::index_sequence<kLayers...>) {
+  return {{}, {(static_cast<void>(kLayers), layer)...}};
+}
+
+// One CTA a part and tile. plan_of(work): its Plan.
+template <auto kKernel, class Launch, class PlanOf>
+Status launch_grad(const GradWork* layers, int count, const GradKernel& kernel, const PlanOf& plan_of, int threads,
+                   int bytes, const DeviceInfo& device, cudaStream_t stream) {
+  const auto layer_of = [&](const GradWork& w) ->
+      typename Launch::Layer { return {w.params, plan_of(w), w.workspace}; };
+  Launch launch = all_of<Launch>(layer_of(layers[0]), std::make_index_sequence<Launch::kMost>());
+  int64_t ctas = 0;
+  for (int k = 0; k < Launch::kMost; ++k) {
+    if (k < count) {
+      ctas += kernel.tiles(layers[k].params) * layers[k].parts.most;
+      launch.layer[k] = layer_of(layers[k]);
+    }
+    SBNET_CHECK(ctas <= INT32_MAX / 2, "%s: weight: expected at most 2^30 tiles, got %lld", kGradOp,
+                static_cast<long long>(ctas));
+    launch.ends[k] = static_cast<uint32_t>(ctas);
+  }
   SBNET_TRY(allow_shared<kKernel>(kGradOp, device, bytes));
+  const int cluster = layers[0].parts.cluster;  // of one layer: layers that share a launch have none
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(tiles * parts.most));
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream;
@@ -174,10 +219,10 @@ Status launch_grad(const ConvWeightGradParams& p, const Plan& plan, const GradPa
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(parts.cluster), 1, 1};
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   config.attrs = attributes;
-  config.numAttrs = !has_clusters(device) ? 0 : parts.cluster > 1 ? 2 : 1;
-  SBNET_CUDA_TRY(kGradOp, cudaLaunchKernelEx(&config, kKernel, p, plan, workspace));
+  config.numAttrs = !has_clusters(device) ? 0 : cluster > 1 ? 2 : 1;
+  SBNET_CUDA_TRY(kGradOp, cudaLaunchKernelEx(&config, kKernel, launch));
   return ok_status();
 }
 

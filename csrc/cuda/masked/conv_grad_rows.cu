@@ -34,6 +34,8 @@ struct RowsPlan {
         group_outputs(static_cast<int32_t>(p.conv.weight.size[0] / p.conv.groups)) {}
 };
 
+using RowsLaunch = GradLaunch<GradLayer<RowsPlan>, kGradTogether>;
+
 // kDown of the four warps one below the other.
 template <int kDown>
 struct RowsTile {
@@ -57,7 +59,7 @@ struct RowsLoader {
   Tap tap;
   bool grad_in;
   int count;
-  int64_t next, end;  // entries
+  int next, end;  // entries
   BlockIndex block;
   int down, across;  // of the pixel in its block
 
@@ -71,7 +73,8 @@ struct RowsLoader {
     x = static_cast<const T*>(p.x.data) + static_cast<int64_t>(cta.group) * plan.group_inputs + tap.x_offset;
   }
   __device__ __forceinline__ void begin(const PartRange& range, int blocks) {
-    next = range.begin * kChunk + threadIdx.x, end = range.end * kChunk, count = blocks;
+    next = static_cast<int>(range.begin * kChunk + threadIdx.x), end = static_cast<int>(range.end * kChunk);
+    count = blocks;
     ask();
   }
   __device__ __forceinline__ void ask() {
@@ -131,15 +134,17 @@ struct RowsLoader {
 };
 
 template <class T, int kDown, bool kTaps>
-__global__ void __launch_bounds__(kThreads, 2)
-    conv_grad_rows_kernel(const __grid_constant__ ConvWeightGradParams params, const __grid_constant__ RowsPlan plan,
-                          float* workspace) {
+__global__ void __launch_bounds__(kThreads, 2) conv_grad_rows_kernel(const __grid_constant__ RowsLaunch launch) {
   using Tile = RowsTile<kDown>;
   extern __shared__ __align__(128) char smem[];
+  uint32_t number;
+  const auto& layer = launch.own(&number);
+  const ConvWeightGradParams& params = layer.params;
+  const RowsPlan& plan = layer.plan;
   const Conv2dParams& p = params.conv;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int m0 = warp % kDown * kWarp, n0 = warp / kDown * kWarp;
-  const GradCta cta(plan.parts, plan.tiles_m, plan.tiles_n);
+  const GradCta cta(number, plan.parts, plan.tiles_m, plan.tiles_n);
   using Loader = RowsLoader<T, kDown, kTaps>;
   Loader loader(p, plan, cta, reinterpret_cast<typename Loader::Entry*>(smem));
 
@@ -225,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* const biases = reinterpret_cast<float*>(smem + Tile::kBiasesAt);
   if (with_bias) bias.gather(reinterpret_cast<float*>(smem + Tile::kStagesAt), biases);
   const GradSink<T> sink = {
-      params, plan.parts, plan.channels, plan.columns.taps_per_row, workspace, cta.part / plan.parts.cluster};
+      params, plan.parts, plan.channels, plan.columns.taps_per_row, layer.workspace, cta.part / plan.parts.cluster};
   const int k = static_cast<int>(cta.tile_m) * Tile::kRows, column = static_cast<int>(cta.tile_n) * Tile::kColumns;
   const int64_t group = static_cast<int64_t>(cta.group) * plan.group_outputs;
   const auto each = [&](const auto& visit) {
@@ -262,34 +267,45 @@ int down_of(const ConvWeightGradParams& p) {
   return square <= std::min(flat, tall) ? 2 : flat <= tall ? 1 : 4;
 }
 
-GradParts rows_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
-  const int64_t tiles = tiles_of(p, down_of(p));
-  GradParts parts(p, PixelList(p.conv).pixels_per_block, parts_for(device, tiles), kChunk, kLeastChunks);
-  if (has_clusters(device)) parts.join(grad_slots(device), tiles);
+bool has_taps(const Conv2dParams& c) {
+  return c.weight.size[2] > 1 || c.weight.size[3] > 1 || c.padding[0] || c.padding[1];
+}
+int rows_variant(const ConvWeightGradParams& p) {
+  return down_of(p) * 4 + has_taps(p.conv) * 2 + (p.conv.x.dtype == DType::kF16);
+}
+int64_t rows_tiles(const ConvWeightGradParams& p) { return tiles_of(p, down_of(p)); }
+
+GradParts rows_parts(const ConvWeightGradParams& p, const DeviceInfo& device, int64_t wanted) {
+  const int64_t tiles = rows_tiles(p);
+  GradParts parts(p, PixelList(p.conv).pixels_per_block, wanted ? wanted : parts_for(device, tiles), kChunk,
+                  kLeastChunks);
+  if (!wanted && has_clusters(device)) parts.join(grad_slots(device), tiles);
   return parts;
 }
 
 template <class T, int kDown>
-Status launch_rows(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
-                   cudaStream_t stream) {
+Status launch_rows(const GradWork* layers, int count, const DeviceInfo& device, cudaStream_t stream) {
   using Tile = RowsTile<kDown>;
-  const Conv2dParams& c = p.conv;
-  const bool taps = c.weight.size[2] > 1 || c.weight.size[3] > 1 || c.padding[0] || c.padding[1];
-  const auto launch = taps ? launch_grad<conv_grad_rows_kernel<T, kDown, true>, RowsPlan>
-                           : launch_grad<conv_grad_rows_kernel<T, kDown, false>, RowsPlan>;
-  return launch(p, RowsPlan(p, parts, Tile::kRows, Tile::kColumns), parts, tiles_of(p, kDown), kThreads, Tile::kShared,
-                workspace, device, stream);
+  const auto plan_of = [](const GradWork& w) { return RowsPlan(w.params, w.parts, Tile::kRows, Tile::kColumns); };
+  const auto run = [&](auto kernel) {
+    return launch_grad<decltype(kernel)::value, RowsLaunch>(layers, count, kGradRows, plan_of, kThreads, Tile::kShared,
+                                                            device, stream);
+  };
+  if (has_taps(layers[0].params.conv))
+    return run(std::integral_constant<decltype(&conv_grad_rows_kernel<T, kDown, true>),
+                                      &conv_grad_rows_kernel<T, kDown, true>>());
+  return run(std::integral_constant<decltype(&conv_grad_rows_kernel<T, kDown, false>),
+                                    &conv_grad_rows_kernel<T, kDown, false>>());
 }
 
-Status launch_rows_grad(const ConvWeightGradParams& p, const GradParts& parts, float* workspace,
-                        const DeviceInfo& device, cudaStream_t stream) {
-  const int down = down_of(p);
-  return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
+Status launch_rows_grad(const GradWork* layers, int count, const DeviceInfo& device, cudaStream_t stream) {
+  const int down = down_of(layers[0].params);
+  return by_dtype(layers[0].params.conv.x.dtype, [&](auto t) -> Status {
     using T = decltype(t);
     if constexpr (sizeof(T) == 2)
       return (down == 2   ? launch_rows<T, 2>
               : down == 1 ? launch_rows<T, 1>
-                          : launch_rows<T, 4>)(p, parts, workspace, device, stream);
+                          : launch_rows<T, 4>)(layers, count, device, stream);
     return make_status(Code::kUnsupported, "%s: x: dtype: expected float16 or bfloat16, got float32", kGradOp);
   });
 }
@@ -302,6 +318,6 @@ bool grad_rows_takes(const ConvWeightGradParams& p) {
          c.weight.size[0] / c.groups % 8 == 0 && !PixelList(c).wide && grad_in_reach(c.x) && grad_in_reach(c.y);
 }
 
-const GradKernel kGradRows = {rows_parts, launch_rows_grad};
+const GradKernel kGradRows = {rows_variant, rows_tiles, rows_parts, launch_rows_grad};
 
 }  // namespace sbnet::portable

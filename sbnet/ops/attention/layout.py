@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sbnet import _library  # noqa: F401  (registers torch.ops.sbnet)
 from sbnet.ops.attention import patterns
 from sbnet.ops.attention.rule import NO_BAND, AttentionRule, check_block_size, make_rule, positive
+from sbnet.ops.common import constant_in_traces
 
 
 class LayoutTensors(NamedTuple):
@@ -229,7 +230,7 @@ class AttentionLayout:
             tiles = tiles & patterns.unpacked(layout._mask_index, layout._masks, layout.block_size)
         return mask & patterns.join(tiles)[:, :q_length, :k_length]
 
-    @torch.compiler.assume_constant_result
+    @constant_in_traces
     def _tensors_on(self, device: str, heads: int, q_length: int, k_length: int) -> tuple[Tensor | None, ...]:
         key = device, heads, q_length, k_length
         if key not in self._on:

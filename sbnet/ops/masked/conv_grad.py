@@ -141,6 +141,22 @@ def _weight_grad_fake(
     return weight, x.new_empty(channels if with_bias else 0, dtype=torch.float32)
 
 
+@torch.library.register_fake("sbnet::sparse_conv2d_weight_grads")
+def _weight_grads_fake(
+    x: list[Tensor], grad: list[Tensor], indices: list[Tensor], count: list[Tensor], numbers: list[int]
+) -> list[Tensor]:
+    """numbers: of each layer the grid's, kernel, window, groups, and whether to use tf32, to write channels_last, to
+    sum biases, to give float32."""
+    found = []
+    for k, of in enumerate(zip(x, grad, indices, count, strict=True)):
+        grid, kernel, *window = (numbers[21 * k + at : 21 * k + end] for at, end in _PARTS)
+        found.append(_weight_grad_fake(*of, grid, kernel, *window, *numbers[21 * k + 16 : 21 * k + 21]))
+    return [weight for weight, _ in found] + [bias for _, bias in found]
+
+
+_PARTS = ((0, 8), (8, 10), (10, 12), (12, 14), (14, 16))
+
+
 @torch.library.register_fake("sbnet::turn_conv_weights")
 def _turn_fake(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     turned = [empty4(w, (w.shape[1], w.shape[0], *w.shape[2:]), True, dtype) for w in weights]

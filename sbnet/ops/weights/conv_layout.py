@@ -13,6 +13,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sbnet import _library  # noqa: F401  (registers torch.ops.sbnet)
+from sbnet.ops.common import constant_in_traces
 
 HEADER = 13  # kConvLayoutNumbers
 
@@ -130,7 +131,7 @@ class ConvLayout:
         # As a constant: tracing looks neither into the tables nor into which devices have them.
         return self._copy_to(str(device), swapped)
 
-    @torch.compiler.assume_constant_result
+    @constant_in_traces
     def _copy_to(self, device: str, swapped: bool) -> tuple[Tensor, list[int]]:
         if swapped:
             return self.swapped()._copy_to(device, False)
@@ -212,7 +213,7 @@ def _made(BCK: tuple, kernel_size: tuple[int, ...]) -> ConvLayout:
     return ConvLayout(BCK, kernel_size)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_traces
 def _tables(BCK: tuple, kernel_size: tuple[int, ...], device: str, swapped: bool) -> tuple[Tensor, list[int]]:
     return _made(BCK, kernel_size).on(torch.device(device), swapped)
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sbnet import _library  # noqa: F401  (registers torch.ops.sbnet)
+from sbnet.ops.common import constant_in_traces
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -151,7 +152,7 @@ class BlockLayout:
         # As a constant: tracing looks neither into the tables nor into which devices have them.
         return self._copy_to(str(device))
 
-    @torch.compiler.assume_constant_result
+    @constant_in_traces
     def _copy_to(self, device: str) -> tuple[Tensor, list[int]]:
         if device not in self._on:
             with _disable_current_modes():

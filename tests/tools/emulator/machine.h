@@ -282,7 +282,7 @@ inline void do_last(Group& actions) {
   ++progress;
 }
 
-constexpr size_t kStackBytes = 96 << 10;
+constexpr size_t kStackBytes = 160 << 10;
 inline std::vector<std::unique_ptr<uint8_t[]>> stacks;  // kept from launch to launch, with what fibers left on them
 
 inline void run_cluster(unsigned first_block, int ctas, int threads, const Action& body) {

@@ -1,0 +1,154 @@
+"""Gradients of weights under `sbnet.masked`, of several layers at once: on a GPU they share launches.
+
+Nothing of a backward pass waits for a weight's gradient. The weights of some layers, neighbours in the forward pass,
+go through one node of autograd. Their layers leave it what their gradients are made of, and it computes them once the
+last of these layers is done: hooks, sums and what else autograd does with gradients of weights come after it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sbnet.engine.eager_chains import first_derivatives
+
+_ops = torch.ops.sbnet
+
+DEVICES = {"cuda"}  # a CPU gains nothing by it
+TOGETHER = 64  # layers
+MOST_HELD = 1 << 30  # bytes of maps and their gradients, about: layers of large ones fill a GPU by themselves
+MOST_KNOWN = 1024
+# By the first weight that a context met: those that it met, in order. A training step meets them again.
+_KNOWN: Any = WeakTensorKeyDictionary()
+
+
+@dataclass
+class _Work:
+    """What the gradient of a weight is made of."""
+
+    place: int
+    x: Tensor
+    grad: Tensor
+    indices: Tensor
+    count: Tensor
+    numbers: list[int]
+    versions: tuple[int, int]
+
+
+class Group:
+    """Weights whose gradients are computed together."""
+
+    def __init__(self) -> None:
+        self._node: Any = None
+        self._task = -1
+        self._works: list[_Work] = []
+        self._bytes = 0
+        self._found: dict[int, Tensor] = {}
+
+    def edge(self, weights: list[Tensor]) -> Tensor:
+        """What layers take in the place of their weights, once. It holds this group, which must not hold it."""
+        found = _Gradients.apply(self, *weights)
+        self._node = weakref.ref(found.grad_fn)
+        return found
+
+    def give(self, place: int, x: Tensor, grad: Tensor, indices: Tensor, count: Tensor, numbers: list[int]) -> None:
+        """In a backward pass. Both maps stay as they are until they were read."""
+        node = self._node()
+        if node is None or not torch._C._will_engine_execute_node(node):
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self._task:  # what a pass that failed left
+            self._task, self._works, self._bytes, self._found = task, [], 0, {}
+        self._works.append(_Work(place, x, grad, indices, count, numbers, (x._version, grad._version)))
+        self._bytes += x.nbytes + grad.nbytes
+        if len(self._works) == TOGETHER or self._bytes > MOST_HELD:
+            self._run()
+
+    def take(self) -> dict[int, Tensor]:
+        """Gradients of those that had any, by place."""
+        if torch._C._current_graph_task_id() != self._task:
+            return {}
+        self._run()
+        found, self._found = self._found, {}
+        return found
+
+    def _run(self) -> None:
+        works, self._works, self._bytes = self._works, [], 0
+        if not works:
+            return
+        for work in works:
+            if (work.x._version, work.grad._version) != work.versions:
+                raise RuntimeError(
+                    "sbnet: masked: expected hooks that leave gradients of feature maps as they are, got one that "
+                    "writes in place: return what should be used in its place"
+                )
+        columns = [[getattr(w, name) for w in works] for name in ("x", "grad", "indices", "count")]
+        grads = _ops.sparse_conv2d_weight_grads(*columns, [n for w in works for n in w.numbers])
+        for work, grad in zip(works, grads, strict=False):  # biases follow
+            before = self._found.get(work.place)
+            self._found[work.place] = grad if before is None else before + grad
+
+
+class _Gradients(torch.autograd.Function):
+    """A group's node."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, *weights: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.group, ctx.dtypes = group, [w.dtype for w in weights]
+        return weights[0].new_empty(0)
+
+    @staticmethod
+    @first_derivatives
+    def backward(ctx: Any, _: Any) -> tuple:  # type: ignore[override]
+        found = ctx.group.take()
+        return None, *(found[k].to(dtype) if k in found else None for k, dtype in enumerate(ctx.dtypes))
+
+
+class Groups:
+    """The groups of a context."""
+
+    def __init__(self) -> None:
+        self._known: list[weakref.ref] | None = None
+        self._groups: dict[int, tuple[Tensor, Group, int]] = {}  # by weight
+
+    def clear(self) -> None:
+        self._known = None
+        self._groups.clear()
+
+    def of(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Group, int] | None:
+        """What its layer takes in a weight's place, the group that computes the weight's gradient, and the weight's
+        place there; None: the layer does so itself.
+
+        Processes of torch.distributed send gradients while others are computed, and sharded ones want them when their
+        layer is done.
+        """
+        if not _may_wait(weight, weight.device) or (bias is not None and bias.requires_grad):
+            return None
+        if self._known is None:
+            self._known = _KNOWN.setdefault(weight, [])
+        at = next((k for k, known in enumerate(self._known) if known() is weight), None)
+        if at is None:
+            if len(self._known) < MOST_KNOWN:
+                self._known.append(weakref.ref(weight))
+            return None
+        if id(weight) not in self._groups:
+            first = at // TOGETHER * TOGETHER
+            known = [reference() for reference in self._known[first : first + TOGETHER]]
+            weights = [w for w in known if w is not None and _may_wait(w, weight.device)]
+            group = Group()
+            edge = group.edge(weights)
+            self._groups.update({id(w): (edge, group, place) for place, w in enumerate(weights)})
+        return self._groups[id(weight)]
+
+
+def _may_wait(weight: Tensor, device: torch.device) -> bool:
+    if not torch.is_grad_enabled() or not weight.requires_grad or not weight.is_leaf or weight.device != device:
+        return False
+    many = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return device.type in DEVICES and not many

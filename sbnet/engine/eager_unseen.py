@@ -1,0 +1,98 @@
+"""What `sbnet.masked` would take wrongly without a word, refused by name: ops that it does not see, transforms of
+functions, statistics of all pixels by other names than torch.nn's."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sbnet.ops.common import constant_in_traces
+
+if TYPE_CHECKING:
+    from sbnet.engine.eager import masked
+
+# Their statistics are of all pixels, where those of torch.nn.functional's are of active ones here.
+STATISTICS = {
+    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit",
+    "_batch_norm_impl_index", "_batch_norm_with_update", "batch_norm_stats", "batch_norm_update_stats",
+    "instance_norm", "group_norm", "native_group_norm",
+}  # fmt: skip
+
+_compiled: list[bool] = []  # was an op ever traced inside a context?
+
+
+@constant_in_traces
+def compiled_once() -> None:
+    """To be called in every trace."""
+    if not _compiled:
+        _compiled.append(True)
+
+
+def in_parts() -> bool:
+    """May a step have been compiled in parts, whose notes are lost?"""
+    return bool(_compiled)
+
+
+class Unseen:
+    """Finds feature maps of code that no mode of functions sees: of torch.jit, of a replica in another thread, of C++.
+    PyTorch numbers the nodes of a thread's graph: those made between two ops that were seen are of such code."""
+
+    def __init__(self) -> None:
+        self._next, self._between = torch.autograd._get_sequence_nr(), list[range]()
+        self.others = False  # were there ops that were seen?
+
+    def before(self, context: masked, args: Any) -> None:
+        """Raises where an op's arguments are such feature maps."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise refused("a transform of torch.func", "autograd, and batches as they are")
+        now = torch.autograd._get_sequence_nr()
+        if now != self._next:
+            self._between.append(range(self._next, now))
+        if not self._between or context.in_parts:
+            return
+        for x in args:
+            if isinstance(x, Tensor) and x.grad_fn is not None and context.is_map(x) and not context.keeps(x):
+                self._look_at(x.grad_fn)
+
+    def after(self) -> None:
+        self.others = True
+        self._next = torch.autograd._get_sequence_nr()
+
+    def _look_at(self, node: Any) -> None:
+        if not any(node._sequence_nr() in made for made in self._between):
+            return
+        name = node.name()
+        if name == "CheckpointFunctionBackward":
+            raise refused("torch.utils.checkpoint inside of it", "the context in the function that is checkpointed")
+        # Functions in Python make their nodes unseen, and what they call is seen.
+        if not isinstance(node, torch.autograd.function.BackwardCFunction) or name == "GatherBackward":
+            unseen = "code that PyTorch's modes do not see (torch.jit, DataParallel, C++)"
+            raise refused(f"a feature map by {name} of {unseen}", "modules that run eagerly in its thread")
+
+
+def refuse_statistics(context: masked, name: str, args: Any) -> None:
+    """Raises where an op takes statistics of all pixels."""
+    running = name in ("batch_norm", "native_batch_norm") and len(args) > 5 and not args[5]
+    if name in STATISTICS and not running and any(isinstance(t, Tensor) and context.is_map(t) for t in args):
+        raise statistics_refused(f"torch.{name}", "torch.nn's modules or functions")
+
+
+def statistics_refused(got: str, expected: str) -> NotImplementedError:
+    return refused(f"{got}: its statistics would be of all pixels", expected)
+
+
+def refused(got: str, expected: str) -> NotImplementedError:
+    return NotImplementedError(f"sbnet: masked: expected {expected}, got {got}")
+
+
+@functools.cache
+def plainly_named(func: Any) -> Any:
+    """torch.relu for torch.ops.aten.relu and its overload: it is known by that name, and takes the same arguments."""
+    op = getattr(func, "overloadpacket", func)
+    known = isinstance(op, torch._ops.OpOverloadPacket) and op._qualified_op_name.startswith("aten::")
+    if not known or getattr(func, "_overloadname", "default") not in ("default", "Tensor"):
+        return func
+    return getattr(torch, op.__name__, func)

@@ -1,0 +1,187 @@
+"""Inside `sbnet.masked`: ops by other names than torch.nn's, writes beside the first argument, and what no mode of
+functions sees, which is refused. The oracle multiplies by the mask."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import sbnet
+from support.helpers import assert_as_accurate_as_torch
+
+aten = torch.ops.aten
+MASK = torch.zeros(2, 32, 32, dtype=torch.bool)
+MASK[0, 8:24, 8:24] = MASK[1, :16, :8] = True
+BLOCK = 8
+
+
+@torch.library.custom_op("sbnet_tests::twice_into", mutates_args={"out"})
+def twice_into(x: Tensor, out: Tensor) -> None:
+    out.copy_(2 * x + 1)
+
+
+def conv(x: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(x, weight, padding=1)
+
+
+def tensors() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 8, 32, 32), torch.randn(8, 8, 3, 3) / 8
+
+
+def held(run, oracle) -> None:
+    """run(x, weight) inside the context gives what oracle(x, weight, mask) gives in float64."""
+    x, weight = tensors()
+    mask = MASK[:, None]
+    exact, torchs = (oracle(x.to(t), weight.to(t), mask.to(t)) for t in (torch.float64, torch.float32))
+    with sbnet.masked(MASK, block=BLOCK):
+        got = run(x, weight)
+    assert_as_accurate_as_torch(got, torchs, exact)
+
+
+def normalised(x: Tensor, m: Tensor, groups: int) -> Tensor:
+    v = x.unflatten(1, (groups, -1))
+    count = m.sum((2, 3), keepdim=True)[:, None] * v.shape[2]
+    mean = (v * m[:, None]).sum((2, 3, 4), keepdim=True) / count
+    var = ((v - mean).square() * m[:, None]).sum((2, 3, 4), keepdim=True) / count
+    return ((v - mean) / (var + 1e-5).sqrt()).flatten(1, 2) * m
+
+
+@pytest.mark.parametrize("norm", [F.instance_norm, nn.InstanceNorm2d(8), lambda x: F.group_norm(x, 8)])
+def test_norms_of_instances_are_of_active_pixels(norm):
+    held(lambda x, w: norm(conv(x, w)), lambda x, w, m: normalised(conv(x, w), m, 8))
+
+
+def test_ops_of_aten_are_layers():
+    def run(x, w):
+        for copied in (aten.clone.default(x), aten._to_copy.default(x), aten.slice.Tensor(x, 2, 0, 32)):
+            y = aten.conv2d.default(copied, w, None, [1, 1], [1, 1])
+        return aten.conv2d(aten.relu(y), w, None, [1, 1], [1, 1])
+
+    held(run, lambda x, w, m: conv(F.relu(conv(x, w) * m), w) * m)
+
+
+def written(write):
+    """A map is read, written and read again."""
+
+    def run(x, w):
+        a = conv(x, w)
+        before = conv(a, w)
+        write(x, a)
+        return before + conv(a, w)
+
+    return run
+
+
+WRITES = {
+    "overload": (lambda x, a: aten.relu_.default(a), lambda x, a: F.relu(a)),
+    "packet": (lambda x, a: aten.mul_(a, 3.0), lambda x, a: 3 * a),
+    "out=": (lambda x, a: torch.mul(x, 2, out=a), lambda x, a: 2 * x),
+    "second argument": (lambda x, a: twice_into(x, a), lambda x, a: 2 * x + 1),
+    "by name": (lambda x, a: twice_into(x, out=a), lambda x, a: 2 * x + 1),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+@torch.no_grad()
+def test_writes_beside_methods_are_seen(how):
+    write, value = WRITES[how]
+
+    def oracle(x, w, m):
+        a = conv(x, w) * m
+        return conv(a, w) * m + conv(value(x, a) * m, w) * m
+
+    held(written(write), oracle)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda net, x: torch.export.export(net, (x,)).module(),
+        lambda net, x: torch.export.export(net, (x,)).run_decompositions().module(),
+        lambda net, x: torch.compile(net, backend="aot_eager"),
+    ],
+)
+def test_other_forms_of_a_module_are_masked(form):
+    net, (x, _) = network(), tensors()
+    other = form(net, x)
+    mask = MASK[:, None]
+
+    def oracle(dtype):
+        double = network().to(dtype)
+        double.load_state_dict(net.state_dict())
+        return double[2](F.relu(double[0](x.to(dtype)) * mask)) * mask
+
+    with sbnet.masked(MASK, block=BLOCK):
+        got = other(x)
+    assert_as_accurate_as_torch(got, oracle(torch.float32), oracle(torch.float64))
+
+
+STATISTICS = {
+    "torch.batch_norm": lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
+    "torch.native_batch_norm": lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0],
+    "torch.group_norm": lambda x: torch.group_norm(x, 2),
+    "aten": lambda x: aten.batch_norm.default(x, None, None, None, None, True, 0.1, 1e-5, False),
+    "running, of instances": lambda x: nn.InstanceNorm2d(8, track_running_stats=True)(x),
+    "running, float64": lambda x: F.batch_norm(x, torch.zeros(8).double(), torch.ones(8).double(), training=True),
+}
+
+
+@pytest.mark.parametrize("how", STATISTICS)
+def test_statistics_of_all_pixels_are_refused(how):
+    x, weight = tensors()
+    with pytest.raises(NotImplementedError, match="sbnet: masked: .*statistics"), sbnet.masked(MASK, block=BLOCK):
+        STATISTICS[how](conv(x, weight))
+
+
+def test_running_statistics_that_are_given_need_no_pixels():
+    mean, var = torch.randn(8), torch.rand(8) + 0.5
+    held(
+        lambda x, w: torch.batch_norm(conv(x, w), None, None, mean, var, False, 0.1, 1e-5, False),
+        lambda x, w, m: F.batch_norm(conv(x, w), mean.to(x), var.to(x)) * m,
+    )
+
+
+UNSEEN = {
+    "jit.script": lambda net, x: conv(torch.jit.script(net)(x), x[:, :, :3, :3].new_ones(8, 8, 3, 3)),
+    "vmap": lambda net, x: torch.vmap(lambda t: net(t[None])[0])(x).square().sum(),
+    "func.grad": lambda net, x: torch.func.grad(lambda t: net(t).square().sum())(x),
+    "checkpoint": lambda net, x: checkpoint(net, net(x), use_reentrant=True).square().sum(),
+}
+
+
+@pytest.mark.parametrize("how", UNSEEN)
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_mode_sees_is_refused(how):
+    net, (x, _) = network(), tensors()
+    with pytest.raises(NotImplementedError, match="sbnet: masked: expected"), sbnet.masked(MASK, block=BLOCK):
+        UNSEEN[how](net, x)
+
+
+def test_layers_of_another_thread_are_refused():
+    net, (x, _) = network(), tensors()
+    refused = pytest.raises(ValueError, match="in this thread")
+    with ThreadPoolExecutor(1) as thread, refused, sbnet.masked(MASK, block=BLOCK):
+        thread.submit(net, x).result()
+
+
+def test_functions_of_autograd_are_seen_through():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x + 1
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    def run(x, w):
+        return conv(Doubled.apply(conv(x, w.requires_grad_())), w).detach()
+
+    held(run, lambda x, w, m: conv((2 * conv(x, w) + 1) * m, w) * m)
