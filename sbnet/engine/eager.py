@@ -102,7 +102,7 @@ class masked(TorchFunctionMode):
         # knows no attributes of tensors: it has lists of them, of its trace alone.
         self._noted: list[weakref.ref] = []
         self._traced: dict[str, list[Tensor]] = {KEPT: [], NHWC: [], OTHER: []}
-        self._other: int | None = None  # samples of maps that convolutions met, not as many as masks
+        self._other: str | None = None  # what a convolution met that is no map of the masks
         self._met = False  # has it seen the network's input?
         self._unseen: Unseen | None = None
         self.in_parts = torch.compiler.is_compiling()  # then ops that PyTorch compiled are not seen
@@ -132,8 +132,9 @@ class masked(TorchFunctionMode):
                     x.__dict__.pop(what, None)
         self._noted.clear()
         if error[0] is None and self._other is not None and not self._lists:
-            masks = self.mask.shape[0]
-            raise ValueError(f"sbnet: masked: mask: expected one for each of {self._other} samples, got {masks}")
+            raise ValueError(
+                f"sbnet: masked: mask: expected {self._other}, got {self.mask.shape[0]}: nothing was masked"
+            )
         if error[0] is None and self._unseen is not None and not self._unseen.others:
             raise ValueError("sbnet: masked: expected ops that PyTorch's modes see in this thread, got none")
 
@@ -204,6 +205,8 @@ class masked(TorchFunctionMode):
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
         if layer is None:
             refuse_statistics(self, named(func)[0], args)
+            if named(func)[0] in ("conv3d", "conv_transpose3d"):
+                self.met_others("convolutions of planes")
         if func in LOSSES and not (known and self.keeps(args[0])):
             layer = None
         maps = open_of(self)
@@ -368,9 +371,9 @@ class masked(TorchFunctionMode):
             wanted, got = [self.mask.shape[0], *first.shape[2:]], list(self.mask.shape)
             raise ValueError(f"sbnet: masked: mask: expected {wanted}, the pixels of the network's input, got {got}")
 
-    def met_others(self, samples: int) -> None:
-        """A convolution of another batch than the masks'."""
-        self._other = samples
+    def met_others(self, expected: str) -> None:
+        """A convolution of something else than the masks' maps."""
+        self._other = expected
 
 
 def _reads_no_pixels(func: Any, move: str | None) -> bool:

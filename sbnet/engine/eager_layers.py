@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sbnet.engine import eager_whole
 from sbnet.engine.eager_losses import LOSSES
-from sbnet.engine.eager_unseen import statistics_refused
+from sbnet.engine.eager_unseen import refuse_convolution, statistics_refused
 from sbnet.engine.eager_whole import densely, whole
 from sbnet.engine.eager_writes import COPY
 from sbnet.engine.modes import open_of
@@ -40,8 +40,9 @@ def conv2d(
 ) -> Tensor | None:  # fmt: skip
     size = _size(input, weight.shape[2:], stride, padding, dilation) if mode.is_map(input) else None
     if size is None:
+        refuse_convolution(mode, "conv2d", input)
         if input.shape[0] != mode.mask.shape[0]:
-            mode.met_others(input.shape[0])
+            mode.met_others(f"one for each of {input.shape[0]} samples")
         return None
     geometry = {"stride": _one(stride), "padding": _one(padding), "dilation": _one(dilation), "groups": groups}
     x_active = mode.list_of(input)
@@ -71,6 +72,7 @@ def conv_transpose2d(
     output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
 ) -> Tensor | None:  # fmt: skip
     if not mode.is_map(input):
+        refuse_convolution(mode, "conv_transpose2d", input)
         return None
     values = (stride, padding, output_padding, dilation)
     pairs = [to_pair(_one(v), "masked: window") for v in values]

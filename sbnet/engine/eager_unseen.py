@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sbnet.engine.arguments import FLOATS
 from sbnet.ops.common import constant_in_traces
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ def refuse_statistics(context: masked, name: str, args: Any) -> None:
     running = name in ("batch_norm", "native_batch_norm") and len(args) > 5 and not args[5]
     if name in STATISTICS and not running and any(isinstance(t, Tensor) and context.is_map(t) for t in args):
         raise statistics_refused(f"torch.{name}", "torch.nn's modules or functions")
+
+
+def refuse_convolution(context: masked, op: str, x: Tensor) -> None:
+    """Raises where a convolution would run dense for what its input is, not for its batch."""
+    if x.dim() != 4:
+        raise refused(f"{op} of {list(x.shape)}", "batches [N,C,H,W]")
+    if x.dtype not in FLOATS and x.shape[0] == context.mask.shape[0]:
+        raise refused(f"{op} of {x.dtype}", "float32, float16 or bfloat16")
 
 
 def statistics_refused(got: str, expected: str) -> NotImplementedError:

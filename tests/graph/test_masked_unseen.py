@@ -185,3 +185,20 @@ def test_functions_of_autograd_are_seen_through():
         return conv(Doubled.apply(conv(x, w.requires_grad_())), w).detach()
 
     held(run, lambda x, w, m: conv((2 * conv(x, w) + 1) * m, w) * m)
+
+
+CONVOLUTIONS = {  # op, sides of x and of the weight, dtype
+    "float64": (F.conv2d, (2, 8, 32, 32), (8, 8, 3, 3), torch.float64),
+    "transposed": (F.conv_transpose2d, (2, 8, 32, 32), (8, 8, 3, 3), torch.float64),
+    "no batch": (F.conv2d, (2, 32, 32), (8, 2, 3, 3), torch.float32),
+    "volumes": (F.conv3d, (2, 1, 4, 32, 32), (1, 1, 3, 3, 3), torch.float32),
+}
+
+
+@pytest.mark.parametrize("what", CONVOLUTIONS)
+def test_convolutions_that_would_run_dense_are_refused(what):
+    op, *sides, dtype = CONVOLUTIONS[what]
+    x, weight = (torch.randn(s, dtype=dtype) for s in sides)
+    refused = pytest.raises((NotImplementedError, ValueError), match="sbnet: masked: .*expected .*, got")
+    with refused, sbnet.masked(MASK, block=BLOCK):
+        op(x, weight)

@@ -255,6 +255,7 @@ def test_inside_of_masked_is_said_to_be_no_place():
         for name, call in {"sparsify": lambda: sbnet.sparsify(net, x), "run": lambda: run(x, mask)}.items():
             with pytest.raises(RuntimeError, match=f"sbnet: {name}: expected a call outside of sbnet.masked"):
                 call()
+        net(x)
     assert run(x, mask).shape == (1, 8, *SIZE)
 
 
