@@ -2,7 +2,8 @@
 
     python -m sbnet.benchmarks.floors.training_kernels resnet50 --shares 0.1 1
 
-Kernels that were launched early wait for those before them: their times add up to more than the step's.
+--by-layers: each layer computes its weight's gradient by itself. Kernels that were launched early wait for those before
+them: their times add up to more than the step's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sbnet
 from sbnet.benchmarks.cases.training import pretraining, steps
 from sbnet.benchmarks.harness.registry import Setting
 from sbnet.benchmarks.harness.training import backward, one_graph, under
+from sbnet.engine import eager_grads
 
 REPLAYS = 5
 
@@ -49,9 +51,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("network", help="of `sbnet bench training`; or pretraining:NETWORK")
     parser.add_argument("--shares", type=float, nargs="*", default=[0.1, 1.0], help="of rectangles")
+    parser.add_argument("--by-layers", action="store_true")
     parser.add_argument("--top", type=int, default=25)
     parser.add_argument("--width", type=int, default=110, help="of names")
     given = parser.parse_args()
+    if given.by_layers:
+        eager_grads.DEVICES.clear()
     setting = Setting("cuda", "full", compiled=False)
     losses: dict[str, Callable[[], torch.Tensor]] = {}
     if given.network.startswith("pretraining:"):

@@ -46,6 +46,7 @@ class Group:
     def __init__(self) -> None:
         self._node: Any = None
         self._task = -1
+        self._left: set[int] = set()  # passes that another one found unfinished
         self._works: list[_Work] = []
         self._bytes = 0
         self._found: dict[int, Tensor] = {}
@@ -61,9 +62,7 @@ class Group:
         node = self._node()
         if node is None or not torch._C._will_engine_execute_node(node):
             return
-        task = torch._C._current_graph_task_id()
-        if task != self._task:  # what a pass that failed left
-            self._task, self._works, self._bytes, self._found = task, [], 0, {}
+        self._enter()
         self._works.append(_Work(place, x, grad, indices, count, numbers, (x._version, grad._version)))
         self._bytes += x.nbytes + grad.nbytes
         if len(self._works) == TOGETHER or self._bytes > MOST_HELD:
@@ -71,11 +70,23 @@ class Group:
 
     def take(self) -> dict[int, Tensor]:
         """Gradients of those that had any, by place."""
-        if torch._C._current_graph_task_id() != self._task:
-            return {}
+        self._enter()
         self._run()
         found, self._found = self._found, {}
         return found
+
+    def _enter(self) -> None:
+        """A pass that failed leaves what it was given; one that another interrupts would want it again."""
+        task = torch._C._current_graph_task_id()
+        if task in self._left:
+            raise RuntimeError(
+                "sbnet: masked: expected one backward pass at a time over the layers of a context, got one that was "
+                "begun inside another, as by a hook"
+            )
+        if task != self._task:
+            if self._works or self._found:
+                self._left.add(self._task)
+            self._task, self._works, self._bytes, self._found = task, [], 0, {}
 
     def _run(self) -> None:
         works, self._works, self._bytes = self._works, [], 0
@@ -115,10 +126,12 @@ class Groups:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref] | None = None
+        self._at: dict[int, int] = {}  # of weights that were known when the context met the first
         self._groups: dict[int, tuple[Tensor, Group, int]] = {}  # by weight
 
     def clear(self) -> None:
         self._known = None
+        self._at.clear()
         self._groups.clear()
 
     def of(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Group, int] | None:
@@ -132,10 +145,15 @@ class Groups:
             return None
         if self._known is None:
             self._known = _KNOWN.setdefault(weight, [])
-        at = next((k for k, known in enumerate(self._known) if known() is weight), None)
+            self._known[:] = [known for known in self._known if known() is not None]
+            self._at = {id(known()): k for k, known in enumerate(self._known)}
+        at = self._at.get(id(weight))
         if at is None:
             if len(self._known) < MOST_KNOWN:
+                self._at[id(weight)] = len(self._known)
                 self._known.append(weakref.ref(weight))
+            return None
+        if at >= len(self._known) or self._known[at]() is not weight:  # another thread's context has changed the list
             return None
         if id(weight) not in self._groups:
             first = at // TOGETHER * TOGETHER

@@ -83,6 +83,15 @@ class Axes:
         return pixels.expand(lengths).reshape(shape)
 
 
+def in_order(axes: Axes) -> bool:
+    """Images, channels, rows and columns in this order, as a reshape of [N,C,H,W] has them, which parts neither of the
+    first two."""
+    atoms = [name for dim in axes.dims for name, length in dim if length > 1]
+    wanted = [name for name in "NCHW" if name in atoms]
+    first, second = (dim[0][0] if len(dim) == 1 else "" for dim in axes.dims[:2])
+    return atoms == wanted and first in ("N", "?") and second in ("C", "?")
+
+
 def is_tokens(name: str) -> bool:
     """Is it the name of all tokens of an image, packed?"""
     return name[0] == "T" and name[-1] == ":"
@@ -265,9 +274,9 @@ def _infer(
 ) -> Axes | None:
     name = op_name(target)
     x = axes_of(args[0]) if args else None
-    if name in WINDOWED:
+    if name in WINDOWED and len(shape) == 4:
         same = x is None or batch == 1 or x.dims[0] == (("N", batch),)
-        return Axes.planes(shape) if len(shape) == 4 and shape[0] == batch and same else None
+        return Axes.planes(shape) if shape[0] == batch and same else None
     if name in ("grid_sampler", "grid_sampler_2d"):  # pixels are where the grid's are
         grid = axes_of(args[1])
         if x is None or grid is None or len(shape) != 4:

@@ -243,6 +243,10 @@ class _Reader:
 def _storage(node: fx.Node) -> int:
     """The address of what holds the first tensor of a traced result; 0 where there is none."""
     made = next((v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)), None)
+    if made is not None and torch._C._functorch.is_functorch_wrapped_tensor(made):
+        raise CaptureError(
+            f"sbnet: {path_of(node) or 'the network'}: expected no vmap and no torch.func, got one of them"
+        )
     return 0 if made is None else made.untyped_storage()._cdata
 
 

@@ -190,14 +190,24 @@ def as_matmul(b: Builder, call: Call) -> Any:
     given, _, out = equation.replace(" ", "").partition("->")
     left, _, right = given.partition(",")
     batch, rows, columns = out[:-2], out[-2:-1], out[-1:]
-    summed = left[-1:]
-    if left != batch + rows + summed or rows == columns or len(set(out)) != len(out) or summed in out:
+    pairs = list(zip((left, right), operands, strict=True))
+    if rows in right and columns in left:
+        pairs.reverse()
+    (left, x), (right, y) = pairs
+    summed = "".join(letter for letter in left if letter not in out)
+    if rows == columns or len(set(out)) != len(out) or len(summed) != 1:
         return None
-    x, y = operands
-    if right == batch + columns + summed:
-        shape = (*y.shape[:-2], y.shape[-1], y.shape[-2])
-        made = torch.empty(shape, dtype=y.dtype, device="meta")
-        y = b.read(ATEN.transpose.int, (y, -2, -1), {}, made, f"{call.label}_turned", call.path, call.line)
-    elif right != batch + summed + columns:
+
+    def turned(letters: str, value: Value, wanted: str) -> Value | None:
+        """Its last two dimensions in the order of `wanted`."""
+        if letters == batch + wanted:
+            return value
+        if letters != batch + wanted[::-1]:
+            return None
+        made = torch.empty((*value.shape[:-2], value.shape[-1], value.shape[-2]), dtype=value.dtype, device="meta")
+        return b.read(ATEN.transpose.int, (value, -2, -1), {}, made, f"{call.label}_turned", call.path, call.line)
+
+    x, y = turned(left, x, rows + summed), turned(right, y, summed + columns)
+    if x is None or y is None:
         return None
     return b.read(ATEN.matmul.default, (x, y), {}, call.made, call.label, call.path, call.line)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sbnet.graph.builder import Builder, Call, back, feature_map, is_channels, is_map, plain, rule
+from sbnet.graph.axes import Axes, in_order
+from sbnet.graph.builder import PLANNED_DTYPES, Builder, Call, back, feature_map, is_channels, rule
 from sbnet.graph.ir import Ref, Step, Value
 
 ATEN = torch.ops.aten
@@ -22,15 +24,60 @@ def _group_norm(b: Builder, call: Call) -> Value | None:
             f"sbnet: {call.path or 'the network'}: group_norm: expected pixels where the image has them, got those of "
             "squares side by side, as in MobileViTv2, which no mask follows; sparsify the parts before and after"
         )
-    return _norm(b, call, "group", call.argument("num_groups")) if is_map(call.made) and plain(call.args[0]) else None
+    return _of_planes(b, call, call.argument("num_groups"))
 
 
 @rule("instance_norm")
 def _instance_norm(b: Builder, call: Call) -> Value | None:
-    x = plain(call.args[0])
-    if x is None or not is_map(call.made) or not call.argument("use_input_stats"):
+    return _of_planes(b, call, call.args[0].shape[1]) if call.argument("use_input_stats") else None
+
+
+@rule("native_group_norm")
+def _native_group_norm(b: Builder, call: Call) -> None:
+    if call.args[0].size is not None:
+        raise _no_norm(call, "by torch.nn.functional.group_norm")
+
+
+def _of_planes(b: Builder, call: Call, groups: int) -> Value | None:
+    """With statistics of active pixels, which PyTorch's op on whole tensors would take of all."""
+    if b.tokens is not None:
+        call = b.tokens.spread(b, call)  # packed tokens, which a norm of groups does not read, as planes
+    raw = call.args[0]
+    if raw.size is None or not isinstance(call.made, Tensor):
         return None
-    return _norm(b, call, "group", x.shape[1])
+    shape = (*raw.shape[:2], *raw.size)
+    if not in_order(raw.axes):
+        raise _no_norm(call, "of planes as they lie in [N,C,H,W], flat or not, got another arrangement")
+    if call.made.dtype not in PLANNED_DTYPES:
+        raise _no_norm(call, f"of float32, float16 or bfloat16, got {call.made.dtype}")
+    x = feature_map(raw)
+    if x is None:
+        x = b.move(raw, ATEN.reshape.default, list(shape), list(shape), call)
+        x.axes = Axes.planes(shape)
+    given = {name: call.argument(name) for name in ("weight", "bias")}
+    params = {name: value for name, value in given.items() if value is not None}
+    if any(value.dtype != x.dtype for value in params.values()):
+        raise _no_norm(call, f"with weights of {x.dtype}, got others")
+    constant = all(value.constant for value in params.values())
+    options = {"method": "group", "groups": groups, "eps": float(call.argument("eps"))}
+    made = b.add("norm", call, [x], x.shape, options=options, params=params if constant else {})
+    for name, value in {} if constant else params.items():  # what the network computes
+        number = b.move(value, ATEN.reshape.default, [1, -1, 1, 1], [1, x.shape[1], 1, 1], call)
+        target = ATEN.mul.Tensor if name == "weight" else ATEN.add.Tensor
+        like = torch.empty(x.shape, dtype=x.dtype, device="meta")
+        made = b.read(target, (made, number), {}, like, f"{call.label}_{name}", call.path, call.line)
+    assert made.axes is not None
+    if {atom for dim in raw.axes.dims for atom in dim} == {dim[0] for dim in made.axes.dims}:
+        return b.arranged(made, raw.axes, call)
+    again = b.move(made, ATEN.reshape.default, list(raw.shape), list(raw.shape), call)
+    again.axes = raw.axes
+    return again
+
+
+def _no_norm(call: Call, what: str) -> Exception:
+    from sbnet.graph.capture import CaptureError
+
+    return CaptureError(f"sbnet: {call.path or 'the network'}: {call.name}: expected norms {what}")
 
 
 @rule("layer_norm")

@@ -6,6 +6,7 @@ A dispatch mode sees every op that PyTorch runs and follows the axes of every te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sbnet.geometry import Pair, to_pair
-from sbnet.graph.axes import REARRANGING, VIEWS, WINDOWED, Axes, infer, moves, op_name, reads_unseen_planes, tensors_in
+from sbnet.graph.axes import (
+    REARRANGING,
+    VIEWS,
+    WINDOWED,
+    Axes,
+    in_order,
+    infer,
+    moves,
+    op_name,
+    reads_unseen_planes,
+    tensors_in,
+)
 from sbnet.ops.masked.norm import norm_whole
 
 Blocks = int | Sequence[int] | Mapping[Pair, int | Sequence[int]]
@@ -168,14 +180,19 @@ class ActiveKeys:
 class _NormsOfActivePixels(TorchFunctionMode):
     """Group and instance norms take their statistics from the active pixels (the masked contract)."""
 
-    def __init__(self, masks: Callable[[Pair], Tensor | None]) -> None:
+    def __init__(self, masks: Callable[[Pair], Tensor | None], axes_of: Callable[[Any], Axes | None]) -> None:
         super().__init__()
-        self.masks = masks
+        self.masks, self.axes_of = masks, axes_of
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
+        x = args[0] if args else None
+        axes = self.axes_of(x) if func in (F.group_norm, F.instance_norm) else None
+        if axes is not None and axes.size is not None and x is not None and x.dim() != 4 and in_order(axes):
+            planes = x.reshape(*x.shape[:2], *axes.size)
+            return self.__torch_function__(func, types, (planes, *args[1:]), kwargs).reshape(x.shape)
         found = active_norm(func, args, kwargs, self.masks)
         return func(*args, **kwargs) if found is None else found
 
@@ -216,12 +233,15 @@ def active_norm(
 
 def _run(
     net: Callable[..., Any], inputs: Sequence[Any], change: Callable[[Tensor, Axes], Tensor],
-    keys: ActiveKeys | None = None,
+    masks: Callable[[Pair], Tensor | None] | None = None,
 ) -> Any:  # fmt: skip
+    """masks: of norms' statistics and of attention's keys."""
     # A first layer that works in place must not change the caller's input.
     inputs = [v.clone() if isinstance(v, Tensor) else v for v in inputs]
     planes = [v for v in inputs if isinstance(v, Tensor) and v.dim() == 4 and v.is_floating_point()]
-    with torch.no_grad(), _AfterEveryOp(change, planes, keys):
+    after = _AfterEveryOp(change, planes, None if masks is None else ActiveKeys(masks))
+    norms = nullcontext() if masks is None else _NormsOfActivePixels(masks, after.axes.get)
+    with torch.no_grad(), norms, after:
         return net(*inputs)
 
 
@@ -239,8 +259,7 @@ def masked_oracle(net: Callable[..., Any], inputs: Sequence[Any], masks: Callabl
         mask = masks(axes.size)  # type: ignore[arg-type]
         return tensor if mask is None else torch.where(axes.arrange(mask), tensor, torch.zeros_like(tensor))
 
-    with _NormsOfActivePixels(masks):
-        return _run(net, inputs, change, ActiveKeys(masks))
+    return _run(net, inputs, change, masks)
 
 
 class CachedOracle:

@@ -217,6 +217,33 @@ def test_two_steps_in_one_graph_of_autograd(device, calls):
         torch.autograd.grad(losses[0], parameters, create_graph=True)
 
 
+def test_a_pass_inside_another_is_refused(device):
+    """Over the same layers; over others it is none of ours."""
+    net, x, mask = made(device)
+    backward(net, x, mask)
+    parameters = list(net.parameters())
+    want = backward(net, x, mask)
+    for other in (False, True):
+        net.zero_grad()
+        losses = []
+        for _ in range(2):
+            with sbnet.masked(mask, block=8):
+                losses.append(net(x).square().mean())
+
+        inner = [losses[other]]
+
+        def again(grad, inner=inner):
+            if inner:  # whose own gradients come here, too
+                torch.autograd.grad(inner.pop(), parameters, retain_graph=True)
+
+        hook = net.norms[3].bias.register_hook(again)
+        with contextlib.nullcontext() if other else pytest.raises(RuntimeError, match="one backward pass at a time"):
+            losses[0].backward(retain_graph=True)
+        hook.remove()
+    for name, p in net.named_parameters():
+        assert_bitwise(p.grad, want[name])
+
+
 def test_gradients_that_are_written_meanwhile_are_refused(device, monkeypatch):
     """As a hook of a node of autograd might do, which is given the same tensor."""
     net, x, mask = made(device)

@@ -139,6 +139,12 @@ def test_views_of_memory_are_refused():
         sbnet.sparsify(net, torch.randn(1, 3, *SIZE))
 
 
+@pytest.mark.parametrize("transform", [torch.vmap(lambda t: t * 2), lambda y: torch.func.jvp(torch.sin, (y,), (y,))[1]])
+def test_transforms_of_functions_are_refused(transform):
+    with pytest.raises(CaptureError, match="no vmap and no torch.func"):
+        sbnet.sparsify(Around(transform).eval(), torch.randn(2, 3, *SIZE))
+
+
 ALIASES = {
     "broadcast_to": lambda x, p: x.broadcast_to(x.shape),
     "broadcast_tensors": lambda x, p: torch.broadcast_tensors(x, p)[1] + x,
@@ -221,3 +227,63 @@ def test_what_is_no_tensor_is_refused_by_name():
     run = sbnet.sparsify(Around(torch.relu).eval(), torch.rand(1, 3, *SIZE))
     with pytest.raises(ValueError, match="run: x: expected .* got ndarray"):
         run(torch.rand(1, 3, *SIZE).numpy(), full(1))
+
+
+# ---- norms of groups, and attention around them: only active pixels exist for both
+
+GROUPED = {
+    "flat": lambda norm, y: norm(y.flatten(2)).view_as(y),
+    "of one more dimension": lambda norm, y: norm(y[:, :, None])[:, :, 0],
+    "there and back": lambda norm, y: norm(y.flatten(2).mT.mT).view_as(y),
+    "instances": lambda norm, y: F.instance_norm(y.flatten(2)).view_as(y),
+    "computed weights": lambda norm, y: F.group_norm(y, 4, norm.weight.exp() * y.new_ones(8), norm.bias),
+    "behind a write": lambda norm, y: norm(torch.cat([y[:, :4].clone().mul_(2), y[:, 4:]], 1)),
+}
+
+
+@pytest.mark.parametrize("how", GROUPED)
+def test_norms_of_groups_see_active_pixels_alone(how):
+    norm = nn.GroupNorm(4, 8)
+    nn.init.normal_(norm.weight)
+    net, x = Around(lambda y: GROUPED[how](norm, y)).eval(), torch.randn(2, 3, *SIZE)
+    mask = torch.zeros(2, *SIZE, dtype=torch.bool)
+    mask[:, 5:9, 8:20] = True
+    pixels = PlaneMasks(mask, 4)(SIZE)
+    (got, _), place = sbnet.sparsify(net, x, block=4)(x, mask), pixels[0, 0]
+    with torch.no_grad():
+        alone = GROUPED[how](norm, net.first(x)[:, :, place][..., None])
+    torch.testing.assert_close(got[:, :, place][..., None], alone, rtol=1e-4, atol=1e-4)
+    assert not got[:, :, ~place].any()
+
+
+@pytest.mark.parametrize("how", [lambda y: F.group_norm(y.mT, 4).mT, lambda y: F.group_norm(y.double(), 4).float()])
+def test_other_norms_of_groups_are_refused(how):
+    with pytest.raises(CaptureError, match="group_norm: expected norms of"):
+        sbnet.sparsify(Around(how).eval(), torch.randn(2, 3, *SIZE))
+
+
+class Diffusion(nn.Module):
+    """Attention of pixels as in diffusion's U-Nets: [N,C,H*W], einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.qkv, self.out = nn.GroupNorm(4, 8), nn.Conv1d(8, 24, 1), nn.Conv1d(8, 8, 1)
+
+    def forward(self, t: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(t)).chunk(3, 1)
+        weights = torch.softmax(torch.einsum("bct,bcs->bts", q * 0.6, k * 0.6), -1)
+        return t + self.out(torch.einsum("bts,bcs->bct", weights, v))
+
+
+def test_attention_by_einsum_with_channels_first():
+    part, x = Diffusion().eval(), torch.randn(2, 3, *SIZE)
+    net = Around(lambda y: part(y.flatten(2)).view_as(y)).eval()
+    mask = torch.zeros(2, *SIZE, dtype=torch.bool)
+    mask[:, 5:9, 8:20] = True
+    place = PlaneMasks(mask, 4)(SIZE)[0, 0]
+    got = sbnet.sparsify(net, x, block=4)(x, mask)[0]
+    with torch.no_grad():
+        alone = part(net.first(x)[:, :, place])
+    torch.testing.assert_close(got[:, :, place], alone, rtol=1e-4, atol=1e-4)
+    assert_dense(net, x)

@@ -1,5 +1,7 @@
 """sparse_conv2d of 1x1 and 3x3 where several CTAs of a Hopper GPU share the sums of a few tiles."""
 
+import os
+
 import pytest
 import torch
 
@@ -34,7 +36,10 @@ def test_few_tiles(device, channels, filters, kernel, stride, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_bits_do_not_depend_on_the_rest_of_the_list(device, kernel):
-    """A block's sums are cut by what the list has room for, not by what it holds."""
+    """A block's sums are cut by what the list has room for, not by what it holds. (Those of other GPUs' kernels may be
+    by what it holds: docs/contracts.md.)"""
+    if os.environ.get("SBNET_GPU") == "portable":
+        pytest.skip("needs Hopper's kernels")
     case = {"dtype": torch.float16, "size": (40, 40), "channels": 256, "filters": 256, "kernel": kernel, "batch": 1}
     x, weight, bias, every, options = make(device, **case, padding=kernel // 2, density=1.0)
     grid = BlockGrid.cover((40, 40), 8)
