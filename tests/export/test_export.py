@@ -238,13 +238,31 @@ class OneOp(nn.Module):
         return y, getattr(sbnet, self.op)(y, active, **PLAIN[self.op].numbers[-2])
 
 
-# An exporter knows halves, not which; the runtime's kernels of each are test_ort.py's.
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
-)
+class SeveralOps(nn.Module):
+    """Side by side: an export takes a second, whatever is in it."""
+
+    def __init__(self, ops: list[str], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.each = nn.ModuleDict({op: OneOp(op, dtype) for op in ops})
+
+    def forward(self, x, mask):
+        return {op: module(x, mask) for op, module in self.each.items()}
+
+
 @pytest.mark.parametrize("op", sorted(schemas.OPS))
-def test_op(device, op, dtype, tmp_path):
-    module = OneOp(op, dtype).to(device)
+def test_op(device, op, tmp_path):
+    check_op(OneOp(op, torch.float32), torch.float32, device, tmp_path)
+
+
+# An exporter knows halves, not which; the runtime's kernels of each are test_ort.py's.
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("part", range(4))
+def test_ops_of_halves(device, part, dtype, tmp_path):
+    check_op(SeveralOps(sorted(schemas.OPS)[part::4], dtype), dtype, device, tmp_path)
+
+
+def check_op(module, dtype, device, tmp_path):
+    module = module.to(device)
     path = export.to_onnx(module, plane_inputs(device, dtype), tmp_path / "m.onnx")
     for density in (0.03, 0.0, 1.0):
         same_as_torch(path, module, plane_inputs(device, dtype, density=density), device)
@@ -321,9 +339,9 @@ def test_weight_gradients_of_several_pairs(device, tmp_path):
 OF_ONE_SIZE = {"pack_tokens", "move_rows", "pack_patches", "window_attention"}
 
 
-@pytest.mark.parametrize("op", sorted(set(schemas.OPS) - OF_ONE_SIZE))
-def test_op_of_dynamic_batch_height_and_width(device, op, tmp_path):
-    module = OneOp(op, torch.float32).to(device)
+@pytest.mark.parametrize("part", range(4))
+def test_ops_of_dynamic_batch_height_and_width(device, part, tmp_path):
+    module = SeveralOps(sorted(set(schemas.OPS) - OF_ONE_SIZE)[part::4], torch.float32).to(device)
     path = export.to_onnx(module, plane_inputs(device, n=1), tmp_path / "m.onnx", planes())  # 1: only an example
     shape = [d.dim_param for d in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
     assert shape == ["N", "", "H", "W"]

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("mutants.txt")
 COPY = ROOT / "build/mutants"
 LIBRARIES = ("libsbnet.so", "libsbnet_torch.so")
+NO_TESTS = 5  # pytest's exit status: a fault is not found by tests that are not there
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,8 @@ def run(tests: tuple[str, ...], seconds: float) -> str:
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
+            if os.waitstatus_to_exitcode(status) == NO_TESTS:
+                raise ValueError(f"{shlex.join(tests)}: expected tests, got none")
             return "passed" if status == 0 else "failed"
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
