@@ -91,6 +91,33 @@ class Pool(torch.autograd.Function):
         return found, *[None] * 9
 
 
+class Passes:
+    """Which backward pass it is, for what is held between its nodes: another that is begun inside would lose that."""
+
+    def __init__(self) -> None:
+        self._task = -1
+        self._left: set[int] = set()  # passes that another one found unfinished
+
+    def begins(self, unfinished: bool) -> bool:
+        """Is it another one than at the last call? unfinished: is there something held for that one?
+
+        Raises:
+            RuntimeError: it has been left unfinished for another. (One that failed is left, too, and never comes back.)
+        """
+        task = torch._C._current_graph_task_id()
+        if task in self._left:
+            raise RuntimeError(
+                "sbnet: masked: expected one backward pass at a time over the layers of a context, got one that was "
+                "begun inside another, as by a hook"
+            )
+        if task == self._task:
+            return False
+        if unfinished:
+            self._left.add(self._task)
+        self._task = task
+        return True
+
+
 class Readers:
     """The layers that read an open map. In a backward pass they hold what they give of it for the last one, which adds
     it to its own: autograd would add whole planes."""
@@ -98,7 +125,7 @@ class Readers:
     def __init__(self, source: Any, plane: Plane) -> None:
         self.source, self._plane = source, plane
         self._nodes: list[weakref.ref] = []
-        self._task, self._last = -1, True
+        self._pass, self._last = Passes(), True
         self._held: Tensor | None = None
         self._done: set[int] = set()
 
@@ -108,9 +135,8 @@ class Readers:
 
     def take(self, reader: int) -> Tensor | None:
         """What the others held, for the last one; before it gives its own."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task, self._held, self._done = task, None, set()
+        if self._pass.begins(not self._last):
+            self._held, self._done = None, set()
         self._done.add(reader)
         rest = [node() for k, node in enumerate(self._nodes) if k not in self._done]
         self._last = not any(node is not None and torch._C._will_engine_execute_node(node) for node in rest)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sbnet.engine.eager_chains import first_derivatives
+from sbnet.engine.eager_chains import Passes, first_derivatives
 
 _ops = torch.ops.sbnet
 
@@ -45,8 +45,7 @@ class Group:
 
     def __init__(self) -> None:
         self._node: Any = None
-        self._task = -1
-        self._left: set[int] = set()  # passes that another one found unfinished
+        self._pass = Passes()
         self._works: list[_Work] = []
         self._bytes = 0
         self._found: dict[int, Tensor] = {}
@@ -77,16 +76,8 @@ class Group:
 
     def _enter(self) -> None:
         """A pass that failed leaves what it was given; one that another interrupts would want it again."""
-        task = torch._C._current_graph_task_id()
-        if task in self._left:
-            raise RuntimeError(
-                "sbnet: masked: expected one backward pass at a time over the layers of a context, got one that was "
-                "begun inside another, as by a hook"
-            )
-        if task != self._task:
-            if self._works or self._found:
-                self._left.add(self._task)
-            self._task, self._works, self._bytes, self._found = task, [], 0, {}
+        if self._pass.begins(bool(self._works or self._found)):
+            self._works, self._bytes, self._found = [], 0, {}
 
     def _run(self) -> None:
         works, self._works, self._bytes = self._works, [], 0

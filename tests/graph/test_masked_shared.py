@@ -1,6 +1,8 @@
 """What a step under `sbnet.masked` does once for several layers: gradients of a map that several layers read, batches
 that norms count, weights turned for gradients."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,6 +40,29 @@ def made(device, dtype=torch.float32):
     x, mask = torch.randn(2, 3, *SIZE), torch.zeros(2, *SIZE)
     mask[0, 3:9, 5:7] = mask[1, 20, 30] = 1
     return net, x.to(device, dtype), mask.to(device)
+
+
+@pytest.mark.parametrize("over", ["the same layers", "others"])
+def test_a_backward_pass_inside_another(device, over):
+    """The readers of a map hold what they give for the last of them: another pass would take it for its own."""
+    net, x, mask = made(device)
+    with sbnet.masked(mask, block=BLOCK):
+        _, z, head = net(x)
+        loss, other = z.square().mean() + head.square().mean(), net(x)[2].square().mean()
+    want = torch.autograd.grad(loss, net.norms[0].weight, retain_graph=True)[0]
+    inner = [loss if over == "the same layers" else other]
+
+    def again(_):
+        if inner:
+            torch.autograd.grad(inner.pop(), net.stem.weight, retain_graph=True)
+
+    hook = net.norms[2].bias.register_hook(again)
+    refused = pytest.raises(RuntimeError, match="one backward pass at a time")
+    with refused if over == "the same layers" else contextlib.nullcontext():
+        loss.backward(retain_graph=True)
+        assert_bitwise(net.norms[0].weight.grad, want)
+    hook.remove()
+    assert_bitwise(torch.autograd.grad(loss, net.norms[0].weight)[0], want)
 
 
 def total(y):
