@@ -367,7 +367,8 @@ def _einsum_axes(equation: str, operands: Sequence[Axes | None], shape: list[int
 def _elementwise(
     args: Sequence[Any], kwargs: dict[str, Any], shape: list[int], axes_of: Callable[[Any], Axes | None]
 ) -> Axes | None:
-    """Of what an op without a rule returns: each dimension is that of the first spatial operand of as many."""
+    """Of what an op without a rule returns: each dimension is that of the first spatial operand of as many, or of
+    another one where that is spread."""
     flat: list[Any] = []
     for value in (*args, *kwargs.values()):
         flat += value if isinstance(value, (list, tuple)) else [value]
@@ -375,7 +376,11 @@ def _elementwise(
     if not known:
         return None
     best = next((axes for axes in known if axes.size is not None), known[0])
-    return Axes(tuple(_named(dim, n) for dim, n in zip(best.dims, shape, strict=True)))
+    named = [_named(dim, n) for dim, n in zip(best.dims, shape, strict=True)]
+    for axes in known:
+        named = [own if found == _unknown(n) and _product(length for _, length in own) == n else found
+                 for own, found, n in zip(axes.dims, named, shape, strict=True)]  # fmt: skip
+    return Axes(tuple(named))
 
 
 def tensors_in(value: Any) -> list[Tensor]:

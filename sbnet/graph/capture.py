@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from sbnet.graph import norms, pixelwise, rules
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder
-from sbnet.graph.dense_attention import hide, shown
+from sbnet.graph.dense_attention import KEYED, PRODUCTS, hide, shown
 from sbnet.graph.exporting import exporting
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import no_dump, no_values, refusal
@@ -53,7 +53,8 @@ def capture(
     step("capturing the network")
     with exporting():
         program = _program(module, args, kwargs or {})
-        if tokens and any(op_name(node.target) in ATTENDS for node in program.graph.nodes):
+        names = {op_name(node.target) for node in program.graph.nodes}
+        if tokens and (names & ATTENDS or (names & KEYED and names & PRODUCTS)):
             best = _read(program, module)
             most = (0, 0, -_dense(best))
             for pack in (True, False):

@@ -20,47 +20,73 @@ from sbnet.graph.window_rules import plane_root
 
 ATEN = torch.ops.aten
 MOST_STEPS = 32  # ops between products and a softmax
+PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
+# What makes weights of scores, or chooses among them.
+KEYED = {"softmax", "log_softmax", "exp", "logsumexp", "amax", "max", "argmax", "topk", "sort", "argsort"}
 
 
 def with_active_keys(b: Builder, call: Call) -> Call:
     """Of a softmax of scores, or of attention in one op, whose keys are all pixels of a plane: a call that sees those
     that are active."""
-    if call.name == "softmax" and isinstance(call.args[0], Value):
-        scores, dim = call.args[0], call.argument("dim")
-        rank = len(scores.shape)
-        if dim not in (-1, rank - 1) or rank not in (3, 4) or not _of_products(scores):
+    if call.name in KEYED and isinstance(call.args[0], Value):
+        scores, rank = call.args[0], len(call.args[0].shape)
+        at = call.argument("dim", -1)  # exp has none: keys are columns
+        at = at[0] if isinstance(at, (tuple, list)) and len(at) == 1 else at
+        if rank not in (3, 4) or at not in (-1, rank - 1, -2, rank - 2):
             return call
-        keys = _keys(b, call, scores, rank - 1)
+        among_pixels = not _of_products(scores)
+        if among_pixels and (call.name not in SPREAD or call.argument("dtype") or not _is_plane(scores, at % rank)):
+            return call
+        keys = _keys(b, call, scores, at % rank)
         if keys is None:
             return call
-        hidden = _added(b, call, hide, [scores, keys], scores)
+        if among_pixels:  # a plane, which would be 0 where it is hidden if it were hidden by itself
+            return dataclasses.replace(call, target=SPREAD[call.name], args=(scores, keys, at % rank - rank), kwargs={})
+        hidden = _added(b, call, hide, [scores, keys, at % rank - rank], scores)
         return dataclasses.replace(call, args=(hidden, *call.args[1:]))
     if call.name != "scaled_dot_product_attention" or call.argument("is_causal"):
         return call
     rank = len(call.args[1].shape)
-    keys = _keys(b, call, call.args[1], 2) if rank == 4 else _keys_of_windows(b, call, call.args[1])
+    keys = _keys(b, call, call.args[1], rank - 2) if rank < 5 else _keys_of_windows(b, call, call.args[1])
     if keys is None:
         return call
     rest = {name: call.argument(name) for name in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")}
-    shape = (keys.shape[0], 1, 1, keys.shape[1]) if rank == 4 else tuple(keys.shape)
-    given, mask = [keys, rest["attn_mask"], call.args[0].dtype], rest["attn_mask"]
+    images, joined = (keys.shape[0], call.args[1].shape[0]) if rank < 5 else (1, 1)
+    shape = {3: (joined, 1, keys.shape[-1]), 4: (images, 1, 1, keys.shape[-1])}.get(rank, tuple(keys.shape))
+    given, mask = [keys, rest["attn_mask"], call.args[0].dtype, joined // images if rank == 3 else 0], rest["attn_mask"]
     if mask is not None:
         shape = tuple(torch.broadcast_shapes(shape, mask.shape))
     rest["attn_mask"] = _added(b, call, shown, given, dataclasses.replace(keys, shape=shape))
     return dataclasses.replace(call, args=tuple(call.args[:3]), kwargs=rest)
 
 
-def hide(scores: Tensor, active: Tensor) -> Tensor:
-    """Scores [N,...,keys], -inf of keys that are not active [N,keys]; of an image without any they stay, as its results
-    are not active either."""
+def hide(scores: Tensor, active: Tensor, at: int) -> Tensor:
+    """Scores [N,...,keys], or of keys at another dimension, -1 or -2: -inf of those that are not active [N,keys]; of an
+    image without any they stay, as its results are not active either. Each image may be several rows, its heads."""
     active = active | ~active.any(1, keepdim=True)
-    return scores.masked_fill(~active.view(len(active), *[1] * (scores.dim() - 2), -1), -torch.inf)
+    shape = [len(active), *[1] * scores.dim()]
+    shape[at] = active.shape[1]
+    parted = scores.unflatten(0, (len(active), -1))
+    return parted.masked_fill(~active.view(shape), -torch.inf).flatten(0, 1)
 
 
-def shown(active: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+def softmax(x: Tensor, active: Tensor, at: int) -> Tensor:
+    return hide(x, active, at).softmax(at)
+
+
+def log_softmax(x: Tensor, active: Tensor, at: int) -> Tensor:
+    return hide(x, active, at).log_softmax(at)
+
+
+SPREAD = {"softmax": softmax, "log_softmax": log_softmax}  # over all pixels of a plane
+
+
+def shown(active: Tensor, mask: Tensor | None, dtype: torch.dtype, joined: int) -> Tensor:
     """The mask of attention [N,1 or heads,1 or queries,keys] beside another one, as `hide` does it; of windows `active`
-    is [N,...,1,keys]."""
+    is [N,...,1,keys]. joined: heads that lie beside their image, [N*heads,1 or queries,keys]; or 0."""
     active = active | ~active.any(-1, keepdim=True)
+    if joined:
+        active = active.repeat_interleave(joined, 0)[:, None]
     active = active[:, None, None] if active.dim() == 2 else active
     if mask is None:
         return active
@@ -77,10 +103,11 @@ def _added(b: Builder, call: Call, target: Any, args: list[Any], like: Value) ->
 
 def _keys(b: Builder, call: Call, value: Value, at: int) -> Value | None:
     """[N,keys] bool: the active pixels of the plane that a dimension of a tensor [N,...] is, or the active tokens."""
-    if value.constant or value.axes is None or value.shape[0] != (b.batch or 1):
+    if value.constant or value.axes is None:
         return None
     atoms, first = value.axes.dims[at], value.axes.dims[0]
-    if [name for name, _ in first] not in (["N"], ["?"]):
+    joined = first[0] == ("N", b.batch or 1) and all(role(name) == "C" for name, _ in first[1:])  # images and heads
+    if not joined and (len(first) > 1 or first[0][0] not in "N?" or value.shape[0] != (b.batch or 1)):
         return None
     if tokens_at(value) == at:
         root = root_of(value)
@@ -117,6 +144,13 @@ def _keys_of_windows(b: Builder, call: Call, value: Value) -> Value | None:
     made = b.move(made, ATEN.permute.default, order, [lengths[k] for k in order], call)
     shape = [n, *(value.shape[k] if kept[k] else 1 for k in (1, 2)), 1, value.shape[3]]
     return b.move(made, ATEN.reshape.default, shape, shape, call)
+
+
+def _is_plane(value: Value, at: int) -> bool:
+    """Is a dimension all pixels of a plane, and nothing else?"""
+    if tokens_at(value) == at and (root := root_of(value)) is not None and root.tokens is not None:
+        return not root.tokens.prefix and not root.tokens.suffix
+    return value.axes is not None and [name for name, _ in value.axes.dims[at]] == ["H", "W"]
 
 
 def _of_products(value: Value) -> bool:
@@ -181,6 +215,21 @@ def entered(b: Builder, call: Call, value: Value) -> Value:
     return b.arranged(plane, Axes(tuple(dims)), call)
 
 
+def as_bmm(b: Builder, call: Call) -> Any:
+    """Of baddbmm(x, q, k, beta, alpha), alpha q k + beta x."""
+    x, q, k = call.args[:3]
+    beta, alpha = call.argument("beta"), call.argument("alpha")
+
+    def read(name: str, target: Any, *args: Any) -> Any:
+        return b.read(target, args, {}, call.made, f"{call.label}_{name}", call.path, call.line)
+
+    found = read("product", ATEN.bmm.default, q, k)
+    found = found if alpha == 1 else read("scaled", ATEN.mul.Scalar, found, alpha)
+    if beta == 0:
+        return found
+    return read("sum", ATEN.add.Tensor, found, x if beta == 1 else read("added", ATEN.mul.Scalar, x, beta))
+
+
 def as_matmul(b: Builder, call: Call) -> Any:
     """Of einsum("bhlk,bhtk->bhlt") and the like, what torch.matmul gives of the same."""
     equation: str = call.args[0]
@@ -211,3 +260,6 @@ def as_matmul(b: Builder, call: Call) -> Any:
     if x is None or y is None:
         return None
     return b.read(ATEN.matmul.default, (x, y), {}, call.made, call.label, call.path, call.line)
+
+
+WRITTEN = {"baddbmm": as_bmm, "einsum": as_matmul}  # in other words than a product

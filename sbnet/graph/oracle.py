@@ -29,6 +29,7 @@ from sbnet.graph.axes import (
     reads_unseen_planes,
     tensors_in,
 )
+from sbnet.graph.dense_attention import KEYED, SPREAD
 from sbnet.ops.masked.norm import norm_whole
 
 Blocks = int | Sequence[int] | Mapping[Pair, int | Sequence[int]]
@@ -123,6 +124,7 @@ class ActiveKeys:
     def __init__(self, masks: Callable[[Pair], Tensor | None]) -> None:
         self.masks = masks
         self.active, self.scores = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self.turned = WeakTensorKeyDictionary()  # scores whose keys are rows
 
     def of(self, value: Any, axes_of: Callable[[Any], Axes | None]) -> Tensor | None:
         if not isinstance(value, Tensor):
@@ -134,26 +136,39 @@ class ActiveKeys:
         return self.active.get(value)
 
     def before(self, func: Any, args: Any, axes_of: Callable[[Any], Axes | None]) -> Any:
-        """The arguments of an op, which a softmax reads without the scores of inactive keys."""
-        scores = self.scores.get(args[0]) if op_name(func) in ("_softmax", "softmax") else None
-        if scores is None or args[1] % args[0].dim() != args[0].dim() - 1:
+        """The arguments of an op, of which a softmax, or what chooses among scores, reads no inactive keys."""
+        name = op_name(func).lstrip("_")
+        if name not in KEYED or not isinstance(args[0], Tensor):
             return args
-        none = ~scores.any(-1, keepdim=True)  # the results of such queries are not active either
-        return (args[0].masked_fill(~(scores | none), -torch.inf), *args[1:])
+        x, at = args[0], args[1] if len(args) > 1 and name not in ("exp", "topk") else -1
+        at = args[2] if name == "topk" and len(args) > 2 else at[0] if isinstance(at, (list, tuple)) and at else at
+        if not isinstance(at, int) or x.dim() < 3:
+            return args
+        at = at % x.dim() - x.dim()
+        shown = (self.scores if at == -1 else self.turned).get(x) if at >= -2 else None
+        axes = axes_of(x)
+        if shown is None and name in SPREAD and at >= -2 and axes is not None:
+            shown = self.of(x, axes_of) if [atom for atom, _ in axes.dims[at]] == ["H", "W"] else None
+        if shown is None:
+            return args
+        none = ~shown.any(at, keepdim=True)  # the results of such queries are not active either
+        return (x.masked_fill(~(shown | none), -torch.inf), *args[1:])
 
     def after(
         self, func: Any, args: Any, kwargs: Any, out: Tensor, at: int | None, axes_of: Callable[[Any], Axes | None]
     ) -> None:
         """Notes what an op returned, its result number `at` of many."""
         name = op_name(func)
-        if name in ("bmm", "mm", "matmul"):
-            right = self.of(args[1], axes_of)
+        if name in ("bmm", "mm", "matmul", "baddbmm"):
+            left, right = (self.of(v, axes_of) for v in args[-2:])
             if right is not None and torch.equal(right, right[..., :1, :].expand_as(right)):
                 self.scores[out] = right[..., :1, :].expand(out.shape)
-        for noted in (self.active, self.scores):
+            if left is not None and torch.equal(left, left[..., :1].expand_as(left)):
+                self.turned[out] = left[..., :1].expand(out.shape)
+        for noted in (self.active, self.scores, self.turned):
             tensors = [v if isinstance(v, Tensor) else None for v in args]
             given = [
-                None if v is None else noted.get(v) if noted is self.scores else self.of(v, axes_of) for v in tensors
+                None if v is None else self.of(v, axes_of) if noted is self.active else noted.get(v) for v in tensors
             ]
             first = next((k for k, v in enumerate(given) if v is not None), None)
             if first is None or out in noted:
@@ -169,7 +184,7 @@ class ActiveKeys:
                 noted[out] = made if at is None else made[at]
             elif first == 0 and name == "constant_pad_nd":
                 noted[out] = F.pad(seen, args[1], value=True)  # padding is a key
-            elif seen.shape == out.shape and name != "_softmax" and name not in WINDOWED:
+            elif seen.shape == out.shape and name.lstrip("_") not in SPREAD and name not in WINDOWED:
                 noted[out] = seen
             elif name in ("addmm", "mm", "bmm", "linear") and noted is self.active:
                 rows = seen[..., :1]

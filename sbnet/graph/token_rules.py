@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sbnet.graph.axes import REARRANGING, Axes, infer, is_tokens, role
 from sbnet.graph.builder import Builder, Call, back, feature_map
-from sbnet.graph.dense_attention import as_matmul, entered, with_active_keys
+from sbnet.graph.dense_attention import WRITTEN, entered, with_active_keys
 from sbnet.graph.ir import Node, Ref, Step, Value, computed
 from sbnet.graph.token_attention import Attentions, evaluated
 from sbnet.graph.token_views import axes_of, channels, expanded, in_order, letters, root_of, tokens_at
@@ -67,7 +67,7 @@ class TokenRules(Attentions):
             return self._attention(b, call)
         if call.name in ("matmul", "bmm"):
             return self._weighted_sum(b, call)
-        if call.name == "einsum" and (product := as_matmul(b, call)) is not None:
+        if call.name in WRITTEN and (product := WRITTEN[call.name](b, call)) is not None:
             return product
         if call.name in EACH:
             return self._of_each(b, call)

@@ -219,7 +219,8 @@ class WindowAttentions(WindowRules):
             for bias in biases:  # of all windows, of one, or [images,windows,heads,rows,keys]
                 lead = bias.shape[1] if len(bias.shape) == 5 else bias.shape[0] if len(bias.shape) == 4 else 1
                 fits = (1, windows) if len(bias.shape) == 5 else (1, len(q.index))
-                if lead not in fits or tuple(bias.shape[-2:]) != (rows, keys):
+                joined = len(bias.shape) == 3 and bias.shape[0] not in (1, heads)  # heads and images, in one dimension
+                if joined or lead not in fits or tuple(bias.shape[-2:]) != (rows, keys):
                     return {}, None
 
             def added(*terms: Tensor) -> Tensor:
