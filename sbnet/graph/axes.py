@@ -346,6 +346,8 @@ def _product_axes(name: str, args: Sequence[Any], shape: list[int], axes_of: Cal
     at = 1 if name in ("addmm", "baddbmm", "_addmm_activation") else 0
     left = axes_of(args[at])
     right = axes_of(args[at + 1]) if name != "linear" and len(args) > at + 1 else None
+    if left is None and right is not None and name != "mm" and len(right.dims) == len(shape) > 2:
+        return Axes((*right.dims[:-2], _unknown(shape[-2]), _named(right.dims[-1], shape[-1])))  # learned queries
     if left is None or len(left.dims) != len(shape):
         return None
     last = right.dims[-1] if right is not None and len(right.dims) > 1 else _unknown(shape[-1])

@@ -121,3 +121,29 @@ def test_inactive_tokens_are_no_keys(attend):
     assert float(got[~there].abs().max()) == 0
     torchs, exact = net(x, tokens.flatten(1)), net.double()(x.double(), tokens.flatten(1))
     assert_as_accurate_as_torch(got[there], torchs[there], exact[there])
+
+
+class Pooled(nn.Module):
+    """A learned query gathers all pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.k, self.v = nn.Conv2d(3, CHANNELS, PATCH, PATCH), *(nn.Linear(CHANNELS, CHANNELS) for _ in "kv")
+        self.query = nn.Parameter(torch.randn(1, CHANNELS))
+
+    def forward(self, x, keys=None):
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        found = self.query.expand(len(x), 1, -1) @ self.k(x).mT / 4
+        if keys is not None:
+            found = found.masked_fill(~keys[:, None], -torch.inf)
+        return found.softmax(-1) @ self.v(x)
+
+
+@torch.no_grad()
+def test_a_learned_query_sees_active_tokens():
+    net, x, mask = Pooled().eval(), torch.randn(2, 3, SIZE, SIZE), torch.zeros(2, SIZE, SIZE, dtype=torch.bool)
+    mask[0, 8:24, 4:20] = mask[1, :12, :16] = True
+    keys = (F.max_pool2d(mask[:, None].float(), PATCH) > 0).flatten(1)
+    got = sbnet.sparsify(net, x, block=1)(x, mask)
+    torchs, exact = net(x, keys), net.double()(x.double(), keys)
+    assert_as_accurate_as_torch(got, torchs, exact)
