@@ -132,9 +132,7 @@ class masked(TorchFunctionMode):
                     x.__dict__.pop(what, None)
         self._noted.clear()
         if error[0] is None and self._other is not None and not self._lists:
-            raise ValueError(
-                f"sbnet: masked: mask: expected {self._other}, got {self.mask.shape[0]}: nothing was masked"
-            )
+            raise ValueError(f"sbnet: masked: mask: expected {self._other}: nothing was masked")
         if error[0] is None and self._unseen is not None and not self._unseen.others:
             raise ValueError("sbnet: masked: expected ops that PyTorch's modes see in this thread, got none")
 
@@ -206,7 +204,7 @@ class masked(TorchFunctionMode):
         if layer is None:
             refuse_statistics(self, named(func)[0], args)
             if named(func)[0] in ("conv3d", "conv_transpose3d"):
-                self.met_others("convolutions of planes")
+                self.met_others("convolutions of planes, got conv3d alone")
         if func in LOSSES and not (known and self.keeps(args[0])):
             layer = None
         maps = open_of(self)

@@ -42,7 +42,7 @@ def conv2d(
     if size is None:
         refuse_convolution(mode, "conv2d", input)
         if input.shape[0] != mode.mask.shape[0]:
-            mode.met_others(f"one for each of {input.shape[0]} samples")
+            mode.met_others(f"one for each of {input.shape[0]} samples, got {len(mode.mask)}")
         return None
     geometry = {"stride": _one(stride), "padding": _one(padding), "dilation": _one(dilation), "groups": groups}
     x_active = mode.list_of(input)

@@ -4,6 +4,7 @@ functions, statistics of all pixels by other names than torch.nn's."""
 from __future__ import annotations
 
 import functools
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,9 +100,11 @@ def refused(got: str, expected: str) -> NotImplementedError:
 
 @functools.cache
 def plainly_named(func: Any) -> Any:
-    """torch.relu for torch.ops.aten.relu and its overload: it is known by that name, and takes the same arguments."""
+    """torch.relu for torch.ops.aten.relu and its overload: it is known by that name. Functions in Python, as torch.stft
+    and torch.cdist, take other arguments than the op of their name."""
     op = getattr(func, "overloadpacket", func)
     known = isinstance(op, torch._ops.OpOverloadPacket) and op._qualified_op_name.startswith("aten::")
     if not known or getattr(func, "_overloadname", "default") not in ("default", "Tensor"):
         return func
-    return getattr(torch, op.__name__, func)
+    found = getattr(torch, op.__name__, None)
+    return found if isinstance(found, types.BuiltinFunctionType) else func

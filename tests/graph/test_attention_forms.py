@@ -26,22 +26,18 @@ def scores(q: Tensor, k: Tensor, keys: Tensor | None) -> Tensor:
     return found if keys is None else found.masked_fill(~keys[:, None, None], -torch.inf)
 
 
-def heads_in_the_batch(q, k, v, keys):
-    """As diffusers has it: baddbmm of what is not read."""
+def heads_in_the_batch(q, k, v, keys, bias=None):
+    """As diffusers has it: baddbmm, of what is not read where there is no bias."""
     q, k, v = (split(t).flatten(0, 1) for t in (q, k, v))
-    found = torch.baddbmm(q.new_empty(len(q), q.shape[1], k.shape[1]), q, k.mT, beta=0, alpha=WIDTH**-0.5)
+    added = q.new_empty(len(q), q.shape[1], k.shape[1]) if bias is None else bias.expand(len(q), q.shape[1], -1)
+    found = torch.baddbmm(added, q, k.mT, beta=0 if bias is None else 0.5, alpha=WIDTH**-0.5)
     if keys is not None:
         found = found.masked_fill(~keys.repeat_interleave(HEADS, 0)[:, None], -torch.inf)
     return joined((found.softmax(-1) @ v).unflatten(0, (-1, HEADS)))
 
 
 def a_bias_in_the_product(q, k, v, keys):
-    q, k, v = (split(t).flatten(0, 1) for t in (q, k, v))
-    bias = torch.arange(k.shape[1], dtype=q.dtype).expand(len(q), q.shape[1], -1) / 64
-    found = torch.baddbmm(bias, q, k.mT, beta=0.5, alpha=WIDTH**-0.5)
-    if keys is not None:
-        found = found.masked_fill(~keys.repeat_interleave(HEADS, 0)[:, None], -torch.inf)
-    return joined((found.softmax(-1) @ v).unflatten(0, (-1, HEADS)))
+    return heads_in_the_batch(q, k, v, keys, torch.arange(k.shape[1], dtype=q.dtype) / 64)
 
 
 def a_bias_of_heads_in_the_batch(q, k, v, keys):

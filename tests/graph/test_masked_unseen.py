@@ -63,6 +63,13 @@ def test_ops_of_aten_are_layers():
     held(run, lambda x, w, m: conv(F.relu(conv(x, w) * m), w) * m)
 
 
+def test_functions_in_python_take_other_arguments():
+    x, other = torch.randn(3, 8, 4), torch.randn(3, 8, 4)
+    want = aten.cdist.default(x, other, 2.0, 1)
+    with sbnet.masked(torch.ones(2, 32, 32)):
+        assert torch.equal(aten.cdist.default(x, other, 2.0, 1), want)
+
+
 def written(write):
     """A map is read, written and read again."""
 
@@ -126,6 +133,7 @@ def test_other_forms_of_a_module_are_masked(form):
 STATISTICS = {
     "torch.batch_norm": lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
     "torch.native_batch_norm": lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)[0],
+    "SyncBatchNorm's": lambda x: torch.batch_norm_stats(x, 1e-5)[0],
     "torch.group_norm": lambda x: torch.group_norm(x, 2),
     "aten": lambda x: aten.batch_norm.default(x, None, None, None, None, True, 0.1, 1e-5, False),
     "running, of instances": lambda x: nn.InstanceNorm2d(8, track_running_stats=True)(x),
