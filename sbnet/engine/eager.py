@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -174,7 +175,7 @@ class masked(TorchFunctionMode):
         return {size: int(a.total) - int(a.count) for size, a in self._lists.items() if size in self._planes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = _by_place(args, kwargs or {})
         name = named(func)[0]
         if not torch.compiler.is_compiling():
             return self._eagerly(name, plainly_named(func), args, kwargs)
@@ -198,9 +199,14 @@ class masked(TorchFunctionMode):
         first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
+        given = list(_tensors(args, kwargs))
         known = len(args) > 0 and isinstance(args[0], Tensor)
         nhwc = known and self.lies_nhwc(args[0])
-        layer = (IN_NHWC if nhwc else LAYERS).get(func)
+        last = nhwc or any(map(self.lies_nhwc, given))
+        layer = None if last and not nhwc else (IN_NHWC if nhwc else LAYERS).get(func)
+        layer = None if "out" in kwargs else layer
+        if last and "out" in kwargs:
+            raise ValueError(f"sbnet: masked: expected a result of its own, got {named(func)[0]} with out=")
         if layer is None:
             refuse_statistics(self, named(func)[0], args)
             if named(func)[0] in ("conv3d", "conv_transpose3d"):
@@ -223,8 +229,7 @@ class masked(TorchFunctionMode):
             if not takes and not _reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
-        last = nhwc or any(isinstance(t, Tensor) and self.lies_nhwc(t) for t in args[1:])
-        if known and self._has(args[0], OTHER) and not last:
+        if given and self._has(given[0], OTHER) and not last:
             return self._of_other(func, args, func(*args, **kwargs))
         if layer is not None:
             self._check(first)
@@ -236,7 +241,7 @@ class masked(TorchFunctionMode):
         if move is not None:
             return self._moved(move, nhwc, args, func(*args, **kwargs))
         if last:
-            return self._nhwc(func(*args, **kwargs))
+            return self._nhwc_by(func, writes if nhwc else None, args, kwargs)
         # An op in place is followed by others that know its argument, not its result. It works on a copy: gradients may
         # want what it wrote, which is masked here.
         own = args[0] if writes and len(args) > 0 and self.is_map(args[0]) else None
@@ -246,6 +251,8 @@ class masked(TorchFunctionMode):
         out = func(*written, **kwargs)
         if own is not None and writes == "__setitem__":
             out = written[0]
+        if isinstance(out, (tuple, list)) and func is not torch.autograd.grad:  # maxima and their indices, say
+            return pytree.tree_map(lambda t: self.plane(t, False) if self.is_map(t) else t, out)
         if not isinstance(out, Tensor) or not self.is_map(out):
             return out
         self._check(first)
@@ -272,6 +279,10 @@ class masked(TorchFunctionMode):
         if self._stacks is not None:
             self._stacks.note(x)
         return self._note(x, KEPT)
+
+    def seen(self, x: Tensor, nhwc: bool) -> None:
+        """Notes a view of a map, or of its tokens, that is a plane."""
+        self._note(x, NHWC) if nhwc else self.kept(x)
 
     def plane(self, x: Tensor, nhwc: bool) -> Tensor:
         """What was moved to be a feature map again, 0 outside of the active blocks."""
@@ -328,8 +339,19 @@ class masked(TorchFunctionMode):
     def lies_nhwc(self, x: Tensor) -> bool:
         return self._has(x, NHWC) and x.dim() == 4
 
+    def _nhwc_by(self, func: Any, writes: str | None, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What an op gives of such ones. In place it works on a copy, as on others."""
+        if not writes:
+            return pytree.tree_map(self._nhwc, func(*args, **kwargs))
+        copy = args[0].clone()
+        out = func(copy, *args[1:], **kwargs)
+        self._note(args[0].copy_(self._nhwc(copy)), NHWC)
+        return args[0] if out is copy else out
+
     def _nhwc(self, out: Any) -> Any:
-        """What any op on such a one gives, masked where it is of its plane; else its last sides are no plane."""
+        """Masked where it is of its plane; else its last sides are no plane."""
+        if isinstance(out, Tensor) and (out.dim() > 4 or (out.dim() == 4 and out.shape[0] != len(self.mask))):
+            return self._tokens.loose(out)
         if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
             return out
         size = int(out.shape[1]), int(out.shape[2])
@@ -341,7 +363,7 @@ class masked(TorchFunctionMode):
         """What any op gives of such a one: another, until it is turned back."""
         if not isinstance(out, Tensor) or out.dim() != 4:
             return out
-        if named(func)[0] != "permute":
+        if named(func)[0] != "permute" or list(args[1] if len(args) == 2 else args[1:]) != [0, 3, 1, 2]:
             return self._note(out, OTHER)
         return self.kept(sparse_fill(out, self.active(out.shape[2:]))) if self.is_map(out) else out
 
@@ -378,6 +400,23 @@ def _reads_no_pixels(func: Any, move: str | None) -> bool:
     if move == "__get__":
         return getattr(getattr(func, "__self__", None), "__name__", "") in PROPERTIES
     return move in PLAIN
+
+
+def _by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The first argument by its place."""
+    first = next((name for name in ("input", "tensors") if name in kwargs), None)
+    if args or first is None:
+        return args, kwargs
+    return (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
+
+
+def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Those among an op's arguments, and in lists of them."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from (t for t in value if isinstance(t, Tensor))
 
 
 def _first_of(active: ActiveBlocks, capacity: float) -> ActiveBlocks:
