@@ -18,7 +18,9 @@ import argparse
 import datetime
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +28,12 @@ from torch import Tensor
 
 import sbnet
 from sbnet.apps.pipeline import Network, Pipeline, open_network
+from sbnet.apps.pipeline.clock import Clock, Landed
 from sbnet.apps.pipeline.compute import placed
 from sbnet.apps.pipeline.decode import decoded
 from sbnet.apps.pipeline.dense_side import form_on_cuda
 from sbnet.apps.pipeline.frame_graph import landing_of
-from sbnet.apps.pipeline.stages import Ahead, Behind
+from sbnet.apps.pipeline.stages import Ahead, Behind, Readers
 from sbnet.apps.pipeline.tick_graph import TickGraph, row_of
 from sbnet.benchmarks.harness import nets
 from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
@@ -96,8 +99,9 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
                  limit=given.frames)
         for _ in range(given.cameras)
     ]  # fmt: skip
-    feeds = [Ahead(camera.source) for camera in cameras]
-    behind = Behind(_concluded)
+    readers = Readers()
+    feeds = [Ahead(camera.source, readers=readers) for camera in cameras]
+    behind = Behind(lambda conclude: conclude())
     frames, begin, aside, call, used = 0, time.perf_counter(), 0.0, None, Used(given.cameras)
     try:
         while True:
@@ -108,7 +112,7 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
                 setting_up = time.perf_counter()
                 call = _Dense(cameras[0], network, batch)
                 aside = time.perf_counter() - setting_up
-            behind.put((network, *call(batch)))
+            behind.put(call(batch))
             frames += len(batch)
             used.told()
         behind.close()
@@ -116,7 +120,9 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
     finally:
         for feed in feeds:
             feed.close()
-    return frames / seconds, {"form": call.name if call else "", "frames": frames, "cpu": used.a_thousand()}
+        readers.close()
+    facts = {"form": call.name, "ms": call.ms / frames} if call else {}
+    return frames / seconds, {**facts, "frames": frames, "cpu": used.a_thousand()}
 
 
 class Used:
@@ -139,14 +145,19 @@ class Used:
 
 
 class _Dense:
-    """`dense(batch)`: (what the network is to `finish` of each frame, the frames, an event: it is on the host)."""
+    """`dense(batch)` gives what waits for the results and makes pictures and records of them.
+
+    ms: of all calls, on the device.
+    """
 
     def __init__(self, camera: Pipeline, network: Network, batch: list[Any]) -> None:
-        self._network, device, dtype = network, camera.device, camera.dtype
+        self._network, self._device, dtype = network, camera.device, camera.dtype
+        device = self._device
         model = network.model
         model = placed(model, device, dtype) if isinstance(model, torch.nn.Module) else model
         self._tensor = lambda frame: frame.tensor(device, dtype)
         self._graph: TickGraph | None = None
+        self.ms = 0.0
         if device.type != "cuda":
             self.name, self._model = "PyTorch", model
             return
@@ -160,27 +171,29 @@ class _Dense:
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             self._graph = TickGraph(network, body, batch, device, dtype)
 
-    def __call__(self, batch: list[Any]) -> tuple[list[Any], list[Any], Any]:
+    def __call__(self, batch: list[Any]) -> Callable[[], None]:
+        network = self._network
         if self._graph is None:
-            output = self._model(self._network.input(torch.cat([self._tensor(frame) for frame in batch])))
-            found = [
-                landing_of(self._network, row_of(output, k, len(batch)), frame, None)[0]
-                for k, frame in enumerate(batch)
+            clock = Clock(self._device)
+            output = self._model(network.input(torch.cat([self._tensor(frame) for frame in batch])))
+            found: Any = [
+                landing_of(network, row_of(output, k, len(batch)), frame, None)[0] for k, frame in enumerate(batch)
             ]
-            return found, batch, None
+            return partial(self._concluded, found, batch, clock.landed(None), False)
         self._graph.upload(batch)
+        clock = Clock(self._device)
         self._graph.replay()
+        clock.end()
         found, _, here = self._graph.download()
-        return found, batch, here
+        return partial(self._concluded, found, batch, clock.landed(here), self._graph.stacked)
 
-
-def _concluded(item: tuple[Network, list[Any], list[Any], Any]) -> None:
-    network, found, batch, here = item
-    if here is not None:
-        here.synchronize()
-    if network.landing is not None:
-        for landed, frame in zip(found, batch, strict=True):
-            network.concluded(landed, frame)
+    def _concluded(self, found: Any, batch: list[Any], landed: Landed, stacked: bool) -> None:
+        self.ms += landed.wait()[0]
+        if stacked:
+            self._network.concluded_all(found, batch)
+        elif self._network.landing is not None:
+            for own, frame in zip(found, batch, strict=True):
+                self._network.concluded(own, frame)
 
 
 def row(given: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import MOST, Record, best_scores, draw, stay, uncovered
+from sbnet.apps.pipeline.boxes import MOST, Record, best_scores, drawing, of_images, stay, uncovered
 from sbnet.apps.pipeline.frames import Frame, PipelineError
-from sbnet.apps.pipeline.networks import Network, imagenet
+from sbnet.apps.pipeline.networks import Network, imagenet, one_of
 
 OVERLAP = 0.7  # intersection over union from which on the worse of two boxes of a class goes; YOLO's default
 
@@ -58,14 +58,16 @@ def decoded(network: Network, decode: str) -> Network:
     labels = names_of(network.model)
     if name == "classes":
         landing: Callable[[Any], Any] = _vector
-        finish = partial(_top_class, labels, least)
+        finish_all = None
+        finish: Any = partial(_top_class, labels, least)
     else:
         landing = partial(_landing, partial(_yolo, classes=len(labels)) if name == "yolo" else DECODERS[name], least)
-        finish = partial(_boxes, labels, least, name == "yolo", network.notes)
+        finish_all = partial(_boxes, labels, least, name == "yolo", network.notes)
+        finish = one_of(finish_all)
     prepare = network.prepare or (imagenet if name == "detr" else None)
     rest_of = {} if name == "classes" else {"margin": 32, "multiple": 32}
     return dataclasses.replace(
-        network, landing=landing, finish=finish, prepare=prepare, mode="cached", **rest_of  # type: ignore[arg-type]
+        network, landing=landing, finish=finish, finish_all=finish_all, prepare=prepare, mode="cached", **rest_of  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -186,33 +188,35 @@ DECODERS = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
 
 
 def _boxes(
-    labels: dict[int, str], least: float, pixels: bool, notes: list[str], landed: Any, frame: Frame
-) -> tuple[Any, list[Record]]:
-    """What draws the picture, and records. pixels: boxes are in pixels, not shares of what the network was given."""
+    labels: dict[int, str], least: float, pixels: bool, notes: list[str], landed: Any, frames: Sequence[Frame]
+) -> list[tuple[Any, list[Record]]]:
+    """Of each frame what draws the picture, and records. pixels: boxes are in pixels, not shares of what the network
+    was given."""
     found, kept, certain = landed
-    height, width = frame.size
-    rows = found.numpy()  # of small tensors NumPy is several times as fast
-    above = rows[rows[:, 4] >= least]
-    if len(above) == MOST:
+    every = found.numpy()  # of small tensors NumPy is several times as fast
+    counts = every[..., 4] >= least
+    image, above = np.nonzero(counts)[0], every[counts]
+    if (np.count_nonzero(counts, 1) == MOST).any():
         notes.append(f"a frame had {MOST} candidates or more: those of the lowest scores were left out")
-    if not ((rows[:, 4] <= 1.001).all() and (rows[:, 5] == np.rint(rows[:, 5])).all()):
+    if not ((every[..., 4] <= 1.001).all() and (every[..., 5] == np.rint(every[..., 5])).all()):
         raise PipelineError("decode: expected scores of 0 to 1 and whole numbers of classes, got others: is it another "
                             "kind of output (key points, masks, scores before a sigmoid)?")  # fmt: skip
+    sizes = np.array([frame.size[::-1] * 2 for frame in frames])[image]  # width and height, twice
     if not pixels:
-        given = [n + -n % 32 for n in (width, height)]
-        above = np.concatenate([above[:, :4] * np.array([*given, *given], np.float32), above[:, 4:]], 1)
+        above = np.concatenate([above[:, :4] * (sizes + -sizes % 32).astype(np.float32), above[:, 4:]], 1)
     corners = np.concatenate([above[:, :2] - above[:, 2:4] / 2, above[:, :2] + above[:, 2:4] / 2], 1)
     if not above[:, 6].any():
-        order = stay(partial(_all_apart, corners, above[:, 5]), above[:, 4], OVERLAP, kept, certain)
-        corners, above = corners[order], above[order]
-    shown = np.minimum(corners.clip(0), [width, height, width, height])
+        chosen = stay(counts, lambda own: _all_apart(corners[own], above[own, 5]), above[:, 4], OVERLAP, kept, certain)
+        corners, above, image, sizes = corners[chosen], above[chosen], image[chosen], sizes[chosen]
+    shown = np.minimum(corners.clip(0), sizes)
     found_of = zip(shown.astype(float).round(1).tolist(), above[:, 4].astype(float).round(4).tolist(),
                    above[:, 5].astype(int).tolist(), strict=True)  # fmt: skip
     records: list[Record] = [{"box": box, "score": score, "class": kind} for box, score, kind in found_of]
     for record in records if labels else ():
         if record["class"] in labels:
             record["label"] = labels[record["class"]]
-    return lambda: draw(frame.picture(), records), records
+    own = of_images(records, image, len(frames))
+    return [(drawing(frame, those), those) for frame, those in zip(frames, own, strict=True)]
 
 
 def _top_class(labels: dict[int, str], least: float, found: Tensor, frame: Frame) -> tuple[Any, list[Record]]:

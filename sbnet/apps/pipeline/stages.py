@@ -6,10 +6,12 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 DEPTH = 4  # frames that wait between two stages
+READERS = 4  # threads that read sources which never make their reader wait
 _END = object()
 
 
@@ -25,33 +27,65 @@ def give_back_memory() -> None:
 class Ahead:
     """Iterates over `items` in a thread of its own, at most DEPTH of them ahead. What it raises, `__next__` raises.
 
-    busy: seconds that the thread spent in `items`.
+    Attributes:
+        busy: seconds that a thread spent in `items`.
+        reader: the thread of several sources that goes on with this one, if one does.
+
+    Args:
+        readers: once the first item is there, and `items.prompt` is true, one of theirs goes on with it.
     """
 
-    def __init__(self, items: Iterable[Any], depth: int = DEPTH) -> None:
+    def __init__(self, items: Iterable[Any], depth: int = DEPTH, readers: Readers | None = None) -> None:
         self.busy = 0.0
         self._items, self._queue = items, queue.Queue[Any](depth)
-        self._stopped = threading.Event()
+        self._left: Iterator[Any] = iter(())
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self.reader: _Reader | None = None
+        self._readers = readers
         self._thread = threading.Thread(target=self._run, name="sbnet-decode", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        error: BaseException | None = None
+        put = self._put
         try:
-            items = iter(self._items)
-            while not self._stopped.is_set():
-                begin = time.perf_counter()
-                item = next(items, _END)
-                self.busy += time.perf_counter() - begin
-                if item is _END:
-                    break
-                self._put((item, None))
-            close = getattr(items, "close", None)  # a generator's, in the thread that ran it
-            if close is not None:
-                close()
+            self._left = iter(self._items)
         except BaseException as fault:
-            error = fault
-        self._put((_END, error))
+            put((_END, fault))
+            self._ended.set()
+            return
+        while self.step(put):
+            if self._readers is not None and getattr(self._items, "prompt", False):
+                self._readers.go_on_with(self)
+                return
+
+    @property
+    def has_place(self) -> bool:
+        """May `step` be called by who must not wait? (To end it never does.)"""
+        return not self._queue.full() or self._stopped.is_set()
+
+    def step(self, put: Callable[[Any], None]) -> bool:
+        """Reads one item, and says whether more may come."""
+        item, error = _END, None
+        begin = time.perf_counter()
+        try:
+            if not self._stopped.is_set():
+                item = next(self._left, _END)
+            if item is _END:
+                close = getattr(self._left, "close", None)  # a generator's, in the thread that ran it
+                if close is not None:
+                    close()
+        except BaseException as fault:
+            item, error = _END, fault
+        self.busy += time.perf_counter() - begin
+        if not self._stopped.is_set():
+            put((item, error))
+        if item is _END:
+            self._ended.set()
+        return item is not _END
+
+    def put_at_once(self, item: Any) -> None:
+        """For who knows that there is place."""
+        self._queue.put_nowait(item)
 
     def _put(self, item: Any) -> None:
         while not self._stopped.is_set():
@@ -81,12 +115,90 @@ class Ahead:
             if error is not None:
                 raise error
             raise StopIteration
+        if self.reader is not None:
+            self.reader.woken.set()
         return item
 
     def close(self, timeout: float = 5) -> None:
         """Ends the thread; an iterator that waits for a camera ends with the process."""
         self._stopped.set()
         self._thread.join(timeout)
+        if self.reader is not None:
+            self.reader.woken.set()
+            self._ended.wait(timeout)
+
+
+class Readers:
+    """A few threads, each of which reads several sources in turn. With a thread for each of many sources, all of them
+    wait for Python's lock, and with them who launches the network, far longer than their work takes."""
+
+    def __init__(self, count: int = READERS) -> None:
+        self._count, self._readers, self._next = count, list[_Reader](), 0
+        self._lock = threading.Lock()
+
+    def go_on_with(self, ahead: Ahead) -> None:
+        with self._lock:
+            if len(self._readers) < self._count:
+                self._readers.append(_Reader())
+            ahead.reader = self._readers[self._next % self._count]
+            self._next += 1
+        ahead.reader.add(ahead)
+
+    def close(self) -> None:
+        """After all of what they read was closed."""
+        for reader in self._readers:
+            reader.join()
+
+    @staticmethod
+    def busy(sources: Sequence[Ahead]) -> float:
+        """Seconds that a thread worked, in the mean of those that read these."""
+        threads = {id(one if one.reader is None else one.reader) for one in sources}
+        return sum(one.busy for one in sources) / max(1, len(threads))
+
+
+class _Reader:
+    """A thread that reads what it was given until all of that has ended.
+
+    woken: set, there may be something to do.
+    """
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+        self._added: deque[Ahead] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None  # while it has sources
+
+    def add(self, ahead: Ahead) -> None:
+        with self._lock:
+            self._added.append(ahead)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sbnet-decode", daemon=True)
+                self._thread.start()
+        self.woken.set()
+
+    def join(self, timeout: float = 5) -> None:
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        own: list[Ahead] = []
+        while True:
+            self.woken.clear()
+            with self._lock:
+                own += self._added
+                self._added.clear()
+                if not own:
+                    self._thread = None
+                    return
+            waits = True
+            for ahead in list(own):
+                if ahead.has_place:
+                    waits = False
+                    if not ahead.step(ahead.put_at_once):
+                        own.remove(ahead)
+            if waits:
+                self.woken.wait()
 
 
 class Behind:
