@@ -112,6 +112,8 @@ class _Film:
         self._name, self._container, self._stream, self._look = name, container, stream, look
         self._decoder = nvdec.Decoder(stream.codec_context.name, device)
         self._sent: dict[int, Unit] = {}  # of which no picture has come, by their number
+        base = stream.time_base
+        self._base = base.numerator, base.denominator
         self.count = self.shown = 0
         self.end, self.broken = 0.0, False
 
@@ -170,14 +172,22 @@ class _Film:
 
     def _frames(self, stamp: int, planes: Tensor) -> Iterator[Frame]:
         """A picture's frame, after those that should have come before it and did not."""
-        sound = {_stamp(unit, number): number for number, unit in self._sent.items() if not unit.why}
-        number = sound.get(stamp, sound[min(sound)] if sound else -1)
-        unit = self._sent.pop(number, Unit(None, None, False))
+        number, first, least = -1, -1, 0
+        for k, sent in self._sent.items():
+            if not sent.why:
+                own = _stamp(sent, k)
+                if own == stamp:
+                    number = k
+                if first < 0 or own < least:
+                    first, least = k, own
+        unit = self._sent.pop(first if number < 0 else number, Unit(None, None, False))
         if unit.pts is not None:
-            yield from self._lost(k for k, v in self._sent.items() if v.pts is not None and v.pts < unit.pts)
+            lost = [k for k, v in self._sent.items() if v.pts is not None and v.pts < unit.pts]
+            if lost:
+                yield from self._lost(lost)
         if unit.hidden:
             return
-        time = None if unit.pts is None else float(unit.pts * self._stream.time_base)
+        time = None if unit.pts is None else unit.pts * self._base[0] / self._base[1]
         yield Frame(self.count, Surface(planes, self._look, self._decoder.stream), str(self.count), time)
         self.count, self.shown = self.count + 1, self.shown + 1
         self.end, self.broken = time or self.end, False
