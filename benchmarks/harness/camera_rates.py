@@ -2,7 +2,7 @@
 
 python -m sbnet.benchmarks.harness.camera_rates yolo --source street1080.mp4 --cameras 16 -o rows.jsonl
 
-Each camera is the same film. The masked side is `sbnet.Cameras` into a function that drops results. The dense one reads
+Each camera is the same film, --repeat times in a row. The masked side is `sbnet.Cameras` into a function that drops results. The dense one reads
 by as many threads of the same decoder, and calls the fastest dense form of the network, its batch the number of
 cameras, on a GPU in one graph as well, with the same work on its outputs. Opening the sources counts, setting up the
 network does not. Both run --rounds times in turn, after a run that is not counted; the fastest of each is kept. `cpu`
@@ -17,10 +17,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +35,8 @@ from sbnet.apps.pipeline.compute import placed
 from sbnet.apps.pipeline.decode import decoded
 from sbnet.apps.pipeline.dense_side import form_on_cuda
 from sbnet.apps.pipeline.frame_graph import landing_of
-from sbnet.apps.pipeline.stages import Ahead, Behind, Readers
+from sbnet.apps.pipeline.hardware import readers_for
+from sbnet.apps.pipeline.stages import Ahead, Behind
 from sbnet.apps.pipeline.tick_graph import TickGraph, row_of
 from sbnet.benchmarks.harness import nets
 from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
@@ -99,7 +102,7 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
                  limit=given.frames)
         for _ in range(given.cameras)
     ]  # fmt: skip
-    readers = Readers()
+    readers = readers_for(cameras[0].device)
     feeds = [Ahead(camera.source, readers=readers) for camera in cameras]
     behind = Behind(lambda conclude: conclude())
     frames, begin, aside, call, used = 0, time.perf_counter(), 0.0, None, Used(given.cameras)
@@ -123,6 +126,31 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
         readers.close()
     facts = {"form": call.name, "ms": call.ms / frames} if call else {}
     return frames / seconds, {**facts, "frames": frames, "cpu": used.a_thousand()}
+
+
+def repeated(path: str, times: int, folder: str) -> str:
+    """A film that is another so many times in a row, its packets as they are."""
+    import av
+
+    if times == 1:
+        return path
+    found = f"{folder}/{Path(path).name}"
+    with av.open(found, "w") as out:
+        to: Any = None
+        shift = 0
+        for _ in range(times):
+            given: Any = av.open(path)
+            with given:
+                (stream, *_) = given.streams.video
+                to = to or out.add_stream_from_template(stream)
+                end = 0
+                for packet in given.demux(stream):
+                    if packet.size:
+                        end = max(end, packet.pts + packet.duration)
+                        packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, to
+                        out.mux(packet)
+                shift += end
+    return found
 
 
 class Used:
@@ -197,6 +225,13 @@ class _Dense:
 
 
 def row(given: argparse.Namespace) -> dict[str, Any]:
+    facts = film_facts(given)
+    with tempfile.TemporaryDirectory() as folder:
+        given.source = repeated(given.source, given.repeat, folder)
+        return {**facts, "repeat": given.repeat, **both(given)}
+
+
+def both(given: argparse.Namespace) -> dict[str, Any]:
     network = detector(given.source, given.device) if given.network == "yolo" else open_network(given.network)
     sides = {"masked": masked, "dense": dense} if not given.no_dense else {"masked": masked}
     found: dict[str, Any] = {name: {"fps": 0.0, "rounds": []} for name in sides}
@@ -210,7 +245,7 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
                 found[name] = {"fps": fps, **facts}
             found[name]["rounds"] = rounds
     ratio = {"x dense": found["masked"]["fps"] / found["dense"]["fps"]} if "dense" in found else {}
-    return {**film_facts(given), "cameras": given.cameras, "asked decoder": given.decoder, **found, **ratio,
+    return {"cameras": given.cameras, "asked decoder": given.decoder, **found, **ratio,
             **made_by(given.device == "cuda"), "date": datetime.date.today().isoformat()}  # fmt: skip
 
 
@@ -224,6 +259,7 @@ def main() -> None:
     parser = film_parser(__doc__)
     parser.add_argument("--cameras", type=int, default=16)
     parser.add_argument("--frames", type=int, help="of a camera")
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--decoder", default="auto", choices=("auto", "host", "nvdec"))
     parser.add_argument("--device", default="cuda")

@@ -166,6 +166,10 @@ class Batch(Compute):
         self._sample(frames, x, output, mask, drift)
         return Tick(results, clock.landed(here), active, conclude)
 
+    def release(self) -> None:
+        super().release()
+        self._tick_graph = None
+
     def _sample(self, frames: dict[int, Frame], x: Tensor, output: Any, mask: Tensor, drift: Tensor | None) -> None:
         """Now and then, the dense network on the same frames, and one of them for the contract."""
         if not self._is_sample(lambda: bool(mask[list(frames)].all())):

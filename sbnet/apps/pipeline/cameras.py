@@ -11,6 +11,7 @@ from typing import Any
 
 from sbnet.apps.pipeline.batch import Batch, Tick
 from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.hardware import readers_for
 from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
@@ -90,7 +91,7 @@ class Cameras:
         first.network.notes.clear()  # of an earlier run
         sinks = self._opened()
         compute = Batch(self.cameras, summary)
-        readers = Readers()
+        readers = readers_for(first.device)
         feeds = [_Feed(camera, self.limit, readers) for camera in self.cameras]
         # All results of a call are one item: a queue shorter than a call would make the next one wait for the device.
         writing = behind = Behind(lambda tick: _write(sinks, tick, summary), depth=WAITING)
@@ -126,6 +127,7 @@ class Cameras:
                     behind.close()
             if not closed:
                 close_all(sinks, whole)
+            compute.release()
         self.faults = [feed.fault or "" for feed in feeds]
         named = [f"{c.source.name}: {fault}" for c, fault in zip(self.cameras, self.faults, strict=True) if fault]
         if not whole:

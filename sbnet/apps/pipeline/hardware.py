@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from sbnet.apps import nvdec, video
 from sbnet.apps.nvdec import Unit, UnservedError
 from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.stages import Readers
 from sbnet.apps.surface import Look, Surface, look_of
 from sbnet.files import reason
 
@@ -99,6 +101,11 @@ class Decoding:
             if not live and not film.broken and video.ends_early(stream, film.count, film.end):
                 fault = f"the film ends after {film.count} of {stream.frames} frames: the file is not complete"
                 yield Frame(film.count, None, f"{name}, frame {film.count}", fault=fault)
+
+
+def readers_for(device: torch.device) -> Readers:
+    """Threads that read the films of cameras; those of hardware decoders leave pictures on this device."""
+    return Readers(context=partial(nvdec.entered, device)) if device.type == "cuda" else Readers()
 
 
 class _Film:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 DEPTH = 4  # frames that wait between two stages
@@ -130,16 +131,21 @@ class Ahead:
 
 class Readers:
     """A few threads, each of which reads several sources in turn. With a thread for each of many sources, all of them
-    wait for Python's lock, and with them who launches the network, far longer than their work takes."""
+    wait for Python's lock, and with them who launches the network, far longer than their work takes.
 
-    def __init__(self, count: int = READERS) -> None:
-        self._count, self._readers, self._next = count, list[_Reader](), 0
+    Args:
+        context: what each of them enters.
+    """
+
+    def __init__(self, count: int = READERS, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self._count, self._context = count, context
+        self._readers, self._next = list[_Reader](), 0
         self._lock = threading.Lock()
 
     def go_on_with(self, ahead: Ahead) -> None:
         with self._lock:
             if len(self._readers) < self._count:
-                self._readers.append(_Reader())
+                self._readers.append(_Reader(self._context))
             ahead.reader = self._readers[self._next % self._count]
             self._next += 1
         ahead.reader.add(ahead)
@@ -162,8 +168,9 @@ class _Reader:
     woken: set, there may be something to do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
         self.woken = threading.Event()
+        self._context = context
         self._added: deque[Ahead] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # while it has sources
@@ -182,6 +189,10 @@ class _Reader:
             thread.join(timeout)
 
     def _run(self) -> None:
+        with self._context():
+            self._read()
+
+    def _read(self) -> None:
         own: list[Ahead] = []
         while True:
             self.woken.clear()
