@@ -2,11 +2,11 @@
 
 python -m sbnet.benchmarks.harness.camera_rates yolo --source street1080.mp4 --cameras 16 -o rows.jsonl
 
-Each camera is the same film, --repeat times in a row. The masked side is `sbnet.Cameras` into a function that drops results. The dense one reads
-by as many threads of the same decoder, and calls the fastest dense form of the network, its batch the number of
-cameras, on a GPU in one graph as well, with the same work on its outputs. Opening the sources counts, setting up the
-network does not. Both run --rounds times in turn, after a run that is not counted; the fastest of each is kept. `cpu`
-is the processor's seconds a thousand frames, of all threads, from the tenth call on.
+Each camera is the same film, --repeat times in a row. The masked side is `sbnet.Cameras` into a function that drops
+results. The dense one reads by the same threads and decoder, and calls the fastest dense form of the network, its batch
+the number of cameras, on a GPU in one graph as well, with the same work on its outputs. Opening the sources counts,
+setting up the network does not. Both run --rounds times in turn, after a run that is not counted; the fastest of each
+is kept. `cpu` is the processor's seconds a thousand frames, of all threads, from the tenth call on.
 
 yolo is the benchmark's YOLOv8s-like detector with random weights, whose scores are moved so that some 50 boxes of the
 first frame count.
