@@ -130,7 +130,7 @@ def test_the_table_says_how_alike_pictures_are():
     rows = {name: (value, what) for name, value, what in summary.rows()}
     assert rows["PSNR"][0].endswith(" dB")
     assert rows["seams"][0].endswith("x")
-    assert "of the result, which was " in rows["largest error"][1]
+    assert "of the picture, which was " in rows["largest error"][1]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_where_the_largest_error_is_and_what_would_have_seen_it(moved, words):
     drift.apart = torch.zeros(1, 3, *SIZE)
     drift.apart[0, 1, 20, 30] = -moved
     found = place_of(Frame(7, None), (0, 2, 41, 60), drift)
-    assert found == f"in frame 7 at row 41, column 60 of the result, {words}"
+    assert found == f"in frame 7 at row 41, column 60 of the picture, {words}"
     frame = torch.zeros(1, 3, *SIZE)
     for threshold in (60, 61):
         mask = Changed(threshold / 255)

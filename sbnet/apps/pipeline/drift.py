@@ -91,7 +91,7 @@ def place_of(frame: Frame, at: Sequence[int], drift: Drift | None) -> str:
     if len(at) != 4:
         return ""
     found = f"in frame {frame.index} " if frame.index >= 0 else ""
-    found += f"at row {at[2]}, column {at[3]} of the result"
+    found += f"at row {at[2]}, column {at[3]} of the {'output' if drift is None else 'picture'}"
     if drift is None:
         return found
     moved = 255 * float(drift.apart[at[0], :, at[2] // drift.scale, at[3] // drift.scale].abs().amax())
