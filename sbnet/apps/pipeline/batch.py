@@ -42,11 +42,12 @@ class Tick:
 
     def land(self) -> float:
         """Waits for the device, and brings all to the host: once for all results. Seconds that it waited."""
-        ms, waited = self._landed.wait() if self._landed is not None else (0.0, 0.0)
-        if self._active is not None:
-            made = self._conclude() if self._conclude is not None else []
-            for result, (picture, records) in zip(self.results.values(), made, strict=bool(made)):
-                result.picture, result.records = picture, records
+        waited = 0.0
+        if self._landed is not None and self._active is not None:
+            ms, waited = self._landed.wait()
+            if self._conclude is not None:
+                for result, made in zip(self.results.values(), self._conclude(), strict=True):
+                    result.picture, result.records = made
             active = self._active.numpy().copy()  # what was copied here goes when its pictures do
             blocks = active[0].size
             for result, own in zip(self.results.values(), active, strict=True):
@@ -54,8 +55,7 @@ class Tick:
             self._landed = self._active = self._conclude = None
         for result in self.results.values():
             result.land()
-            waited += result.waited
-            result.waited = 0.0
+            waited, result.waited = waited + result.waited, 0.0
         return waited
 
 
@@ -75,21 +75,26 @@ class Batch(Compute):
             mask.reset()
             mask.expect(self._drift is not None)
         self.x: Tensor | None = None  # [cameras,C,H,W]
+        self._kind: Any = None  # of the last frame that was as wanted
         self._begun = [False] * len(cameras)
 
     def differs(self, frame: Frame) -> str:
         """What is wrong with a frame's shape, or nothing; the first frame of all says what is wanted."""
+        kind = kind_of(frame)
+        if kind == self._kind:  # as nearly all are: this is asked of each frame of each camera
+            return ""
         settings = self.settings
         shape = _shape(frame)
         if self.x is None:
             x = torch.zeros(len(self.cameras), *shape, device=settings.device, dtype=settings.dtype)
             self.x = x.contiguous(memory_format=torch.channels_last)
             height, width = shape[1:]
-            kind = str(settings.dtype).removeprefix("torch.")
-            self.summary.title = (f"{len(self.cameras)} sources, {height}x{width}: {self.network.name}, {kind} on "
+            dtype = str(settings.dtype).removeprefix("torch.")
+            self.summary.title = (f"{len(self.cameras)} sources, {height}x{width}: {self.network.name}, {dtype} on "
                                   f"{device_name(settings.device)}")  # fmt: skip
         wanted = tuple(self.x.shape[1:])
         if tuple(shape) == wanted:
+            self._kind = kind
             return ""
         return f"{frame.name}: expected a frame of {wanted[1]}x{wanted[2]} and {wanted[0]} channels, got {shape[1]}x" \
                f"{shape[2]} and {shape[0]}; size= scales"  # fmt: skip

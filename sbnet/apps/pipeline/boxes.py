@@ -107,13 +107,13 @@ def boxes_of_faces(
 def face_candidates(
     heat: Tensor, scale: Tensor, offset: Tensor, least: float, overlap: float = FACES
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What `faces_among` reads of CenterFace's maps, on their device: the best cells [n,9] (score, row, column, scale
-    and offset there, height and width of the maps), and on a GPU what `uncovered` gives."""
+    """What `faces_among` reads of CenterFace's maps, on their device: of the best cells [9,n] score, row, column, scale
+    and offset there, height and width of the maps, and on a GPU what `uncovered` gives."""
     high, wide = heat.shape[2:]
     score, at = best_scores(heat[0, 0].float().flatten())
     numbers = [v[0].float().flatten(1)[:, at] for v in (scale, offset)]
     sides = [torch.full_like(score, n) for n in (high, wide)]
-    rows = torch.stack([score, at // wide, at % wide, *numbers[0], *numbers[1], *sides], 1)
+    rows = torch.stack([score, at // wide, at % wide, *numbers[0], *numbers[1], *sides])
     if not heat.is_cuda:
         return rows, None, None
     return rows, *uncovered(_face_boxes(rows), score > least, overlap)
@@ -121,7 +121,7 @@ def face_candidates(
 
 def _face_boxes(rows: Tensor) -> Tensor:
     """[n,4] corners of candidates, cut to what the network was given."""
-    _, row, column, high, wide, down, right, rows_in_all, columns = rows.unbind(1)
+    _, row, column, high, wide, down, right, rows_in_all, columns = rows
     high, wide = high.clamp(max=8).exp() * CELL, wide.clamp(max=8).exp() * CELL
     y, x = (row + down + 0.5) * CELL - high / 2, (column + right + 0.5) * CELL - wide / 2
     below, after = rows_in_all * CELL, columns * CELL
@@ -136,9 +136,10 @@ def faces_among(
     the host."""
     every, kept, certain = found
     every = every.numpy()  # of small tensors NumPy is several times as fast
-    counts = every[..., 0] > least
-    image, rows = np.nonzero(counts)[0], every[counts]
-    boxes, scores = _corners_of_faces(rows), rows[:, 0]
+    counts = every[:, 0] > least
+    image, at = np.nonzero(counts)
+    rows = every[image, :, at].T
+    boxes, scores = _corners_of_faces(rows), rows[0]
     chosen = stay(counts, lambda own: torch.from_numpy(boxes[own]), scores, overlap, kept, certain)
     image = image[chosen]
     ends = np.array([(width, height, width, height) for height, width, *_ in sizes], np.float32)
@@ -154,7 +155,7 @@ def faces_among(
 
 def _corners_of_faces(rows: np.ndarray) -> np.ndarray:
     """`_face_boxes` on the host."""
-    _, row, column, high, wide, down, right, rows_in_all, columns = rows.T
+    _, row, column, high, wide, down, right, rows_in_all, columns = rows
     high, wide = np.exp(np.minimum(high, 8)) * CELL, np.exp(np.minimum(wide, 8)) * CELL
     y, x = (row + down + np.float32(0.5)) * CELL - high / 2, (column + right + np.float32(0.5)) * CELL - wide / 2
     corners = np.stack([x, y, x + wide, y + high], 1)

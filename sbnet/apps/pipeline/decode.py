@@ -86,7 +86,7 @@ def names_of(model: Any) -> dict[int, str]:
     return {int(k): str(v) for k, v in pairs if str(k).isdecimal()}
 
 
-# ---- on the device: [candidates, 7] of an output: centre, size, score, class, and whether overlaps are settled
+# ---- on the device: [7,candidates] of an output: centre, size, score, class, and whether overlaps are settled
 
 
 def _landing(decode: Callable[[Any], Tensor], least: float, output: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -94,13 +94,14 @@ def _landing(decode: Callable[[Any], Tensor], least: float, output: Any) -> tupl
     found = decode(output)
     if not found.is_cuda or decode in (_detr, _rtdetr):
         return found, None, None
-    valid = found[:, 4] >= least
-    return found, *uncovered(_apart(_corners(found), found[:, 5], valid), valid, OVERLAP)
+    valid = found[4] >= least
+    return found, *uncovered(_apart(_corners(found), found[5], valid), valid, OVERLAP)
 
 
 def _corners(found: Tensor) -> Tensor:
-    low, high = found[:, :2] - found[:, 2:4] / 2, found[:, :2] + found[:, 2:4] / 2
-    return torch.cat([low, high], 1)
+    """[candidates,4]"""
+    low, high = found[:2] - found[2:4] / 2, found[:2] + found[2:4] / 2
+    return torch.cat([low, high]).t()
 
 
 def _apart(corners: Tensor, kinds: Tensor, valid: Tensor) -> Tensor:
@@ -125,27 +126,27 @@ def _yolo(output: Any, classes: int = 0) -> Tensor:
         )
     y = found[0][0].float()
     if y.shape[1] == 6 and y.shape[0] <= 1000:  # corners, score, class: overlaps are settled
-        corners = y[:, :4]
-        centre, size = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
-        return torch.cat([centre, size, y[:, 4:], torch.ones_like(y[:, :1])], 1)
+        corners = y.t()[:4]
+        centre, size = (corners[:2] + corners[2:]) / 2, corners[2:] - corners[:2]
+        return torch.cat([centre, size, y.t()[4:], torch.ones_like(y[None, :, 0])])
     found_classes = y.shape[0] - 4 if y.shape[0] < y.shape[1] else y.shape[1] - 5
     if classes and found_classes != classes:
         raise PipelineError(f"decode yolo: expected boxes and scores of {classes} classes, got {_shapes(output)}")
     if y.shape[0] < y.shape[1]:
-        boxes, scores = y[:4].t(), y[4:].t()
+        boxes, scores = y[:4], y[4:].t()
     else:
-        boxes, scores = y[:, :4], y[:, 5:] * y[:, 4:5]
+        boxes, scores = y[:, :4].t(), y[:, 5:] * y[:, 4:5]
     return _candidates(boxes, scores, False)
 
 
 def _detr(output: Any) -> Tensor:
     logits, boxes = _queries(output, "detr")
-    return _candidates(boxes, logits.softmax(1)[:, :-1], True)
+    return _candidates(boxes.t(), logits.softmax(1)[:, :-1], True)
 
 
 def _rtdetr(output: Any) -> Tensor:
     logits, boxes = _queries(output, "rtdetr")
-    return _candidates(boxes, logits.sigmoid(), True)
+    return _candidates(boxes.t(), logits.sigmoid(), True)
 
 
 def _queries(output: Any, name: str) -> tuple[Tensor, Tensor]:
@@ -160,10 +161,10 @@ def _queries(output: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(boxes: Tensor, scores: Tensor, settled: bool) -> Tensor:
-    """[candidates, 7]: of each box its best class, the best boxes first."""
+    """[7,candidates] of boxes [4,n] and scores [n,classes]: of each box its best class, the best boxes first."""
     score, kind = scores.max(1)
     score, at = best_scores(score)
-    return torch.cat([boxes[at], score[:, None], kind[at, None].float(), torch.full_like(score[:, None], settled)], 1)
+    return torch.cat([boxes[:, at], score[None], kind[None, at].float(), torch.full_like(score[None], settled)])
 
 
 def _vector(output: Any) -> Tensor:
@@ -194,11 +195,12 @@ def _boxes(
     was given."""
     found, kept, certain = landed
     every = found.numpy()  # of small tensors NumPy is several times as fast
-    counts = every[..., 4] >= least
-    image, above = np.nonzero(counts)[0], every[counts]
+    counts = every[:, 4] >= least
+    image, at = np.nonzero(counts)
+    above = every[image, :, at]
     if (np.count_nonzero(counts, 1) == MOST).any():
         notes.append(f"a frame had {MOST} candidates or more: those of the lowest scores were left out")
-    if not ((every[..., 4] <= 1.001).all() and (every[..., 5] == np.rint(every[..., 5])).all()):
+    if not ((every[:, 4] <= 1.001).all() and (above[:, 5] == np.rint(above[:, 5])).all()):
         raise PipelineError("decode: expected scores of 0 to 1 and whole numbers of classes, got others: is it another "
                             "kind of output (key points, masks, scores before a sigmoid)?")  # fmt: skip
     sizes = np.array([frame.size[::-1] * 2 for frame in frames])[image]  # width and height, twice

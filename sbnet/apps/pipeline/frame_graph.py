@@ -146,7 +146,7 @@ class Homeward:
         """Takes pinned memory for what is under way, which the allocator keeps: to take it can last longer than a call
         that it would delay."""
         if packed.is_cuda:
-            _ = [_pinned(packed) for _ in range(self.TURNS + 1)]
+            _ = [_pinned(packed) for _ in range(self.TURNS + 2)]  # two that sinks see
 
     def __call__(self, packed: Tensor) -> tuple[Tensor, Any]:
         if not packed.is_cuda:

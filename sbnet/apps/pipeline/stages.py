@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 DEPTH = 4  # frames that wait between two stages
-READERS = 4  # threads that read sources which never make their reader wait
+READERS = 2  # threads that read sources which never make their reader wait
 _END = object()
 
 
@@ -116,8 +116,8 @@ class Ahead:
             if error is not None:
                 raise error
             raise StopIteration
-        if self.reader is not None:
-            self.reader.woken.set()
+        if self.reader is not None and self._queue.qsize() <= self._queue.maxsize // 2:
+            self.reader.woken.set()  # not for each: who is woken wants Python's lock
         return item
 
     def close(self, timeout: float = 5) -> None:
@@ -238,6 +238,7 @@ class Behind:
                     self._then.put(item)
             except BaseException as fault:
                 self._error = fault
+            item = None  # its pictures go now, not when the next one comes
 
     def put(self, item: Any) -> None:
         self._queue.put(item)
