@@ -5,8 +5,8 @@ python -m sbnet.benchmarks.harness.camera_rates yolo --source street1080.mp4 --c
 Each camera is the same film, --repeat times in a row. The masked side is `sbnet.Cameras` into a function that drops
 results. The dense one reads by the same threads and decoder, and calls the fastest dense form of the network, its batch
 the number of cameras, on a GPU in one graph as well, with the same work on its outputs. Opening the sources counts,
-setting up the network does not. Both run --rounds times in turn, after a run that is not counted; the fastest of each
-is kept. `cpu` is the processor's seconds a thousand frames, of all threads, from the tenth call on.
+setting up the network does not. Both run --rounds times in turn, after a short run that is not counted; the fastest of
+each is kept. `cpu` is the processor's seconds a thousand frames, of all threads, from the tenth call on.
 
 yolo is the benchmark's YOLOv8s-like detector with random weights, whose scores are moved so that some 50 boxes of the
 first frame count.
@@ -44,6 +44,7 @@ from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, 
 BINS = 16  # of each side of a box, of which YOLOv8 takes the mean
 BOXES = 50  # of the first frame that count
 LEAST = 0.25
+WARM = 20  # frames of a camera in the run that is not counted
 
 
 def boxes_of(output: Tensor, size: tuple[int, int], shift: float) -> Tensor:
@@ -235,9 +236,10 @@ def both(given: argparse.Namespace) -> dict[str, Any]:
     network = detector(given.source, given.device) if given.network == "yolo" else open_network(given.network)
     sides = {"masked": masked, "dense": dense} if not given.no_dense else {"masked": masked}
     found: dict[str, Any] = {name: {"fps": 0.0, "rounds": []} for name in sides}
+    first = argparse.Namespace(**{**vars(given), "frames": min(given.frames or WARM, WARM)})
     for k in range(given.rounds + 1):
         for name, side in sides.items():
-            fps, facts = side(given, network)
+            fps, facts = side(given if k else first, network)
             if not k:
                 continue
             rounds = [*found[name]["rounds"], fps]
