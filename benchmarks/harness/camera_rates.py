@@ -35,7 +35,7 @@ from sbnet.apps.pipeline.compute import placed
 from sbnet.apps.pipeline.decode import decoded
 from sbnet.apps.pipeline.dense_side import form_on_cuda
 from sbnet.apps.pipeline.frame_graph import landing_of
-from sbnet.apps.pipeline.hardware import readers_for
+from sbnet.apps.pipeline.hardware import reader_for
 from sbnet.apps.pipeline.stages import Ahead, Behind
 from sbnet.apps.pipeline.tick_graph import TickGraph, row_of
 from sbnet.benchmarks.harness import nets
@@ -103,8 +103,8 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
                  limit=given.frames)
         for _ in range(given.cameras)
     ]  # fmt: skip
-    readers = readers_for(cameras[0].device)
-    feeds = [Ahead(camera.source, readers=readers) for camera in cameras]
+    reader = reader_for(cameras[0].device)
+    feeds = [Ahead(camera.source, reader=reader) for camera in cameras]
     behind = Behind(lambda conclude: conclude())
     frames, begin, aside, call, used = 0, time.perf_counter(), 0.0, None, Used(given.cameras)
     try:
@@ -124,7 +124,7 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
     finally:
         for feed in feeds:
             feed.close()
-        readers.close()
+        reader.close()
     facts = {"form": call.name, "ms": call.ms / frames} if call else {}
     return frames / seconds, {**facts, "frames": frames, "cpu": used.a_thousand()}
 

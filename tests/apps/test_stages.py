@@ -11,7 +11,7 @@ from torch import nn
 
 from sbnet.apps import video, writers
 from sbnet.apps.pipeline import Network, Pipeline, PipelineError
-from sbnet.apps.pipeline.stages import Ahead, Readers
+from sbnet.apps.pipeline.stages import Ahead, Reader
 from support.films import pictures, walking_square
 
 pytest.importorskip("av")
@@ -146,16 +146,16 @@ def readers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "sbnet-decode"]
 
 
-def test_a_few_threads_read_many_sources_each_in_its_order():
-    shared, sources = Readers(2), [Prompt(50, fault=k == 3) for k in range(9)]
-    feeds = [Ahead(source, readers=shared) for source in sources]
+def test_one_thread_reads_many_sources_each_in_its_order():
+    shared, sources = Reader(), [Prompt(50, fault=k == 3) for k in range(9)]
+    feeds = [Ahead(source, reader=shared) for source in sources]
     assert [next(feed) for feed in feeds] == [0] * 9
     assert [next(feed) for feed in feeds] == [1] * 9
     found = [[] for _ in feeds]
     for k in range(2, 50):
         for feed, own in zip(feeds, found, strict=True):
             own.append(next(feed))
-        assert len(readers()) <= 2 or k < 8
+        assert len(readers()) <= 1 or k < 8
     assert found == [list(range(2, 50))] * 9
     for k, feed in enumerate(feeds):
         for _ in range(2):  # asked again, it ends again
@@ -167,16 +167,16 @@ def test_a_few_threads_read_many_sources_each_in_its_order():
     assert not readers()
     assert all(source.closed for source in sources)
     later = set().union(*(source.threads for source in sources))
-    assert len(later) <= 9 + 2  # its own for the first item, then one of two
+    assert len(later) <= 9 + 1  # its own for the first item, then the shared one
 
 
 def test_sources_that_nobody_reads_to_the_end_are_closed():
-    shared, sources = Readers(2), [Prompt(10**9) for _ in range(5)]
-    feeds = [Ahead(source, readers=shared) for source in sources]
+    shared, sources = Reader(), [Prompt(10**9) for _ in range(5)]
+    feeds = [Ahead(source, reader=shared) for source in sources]
     for feed in feeds:
         next(feed)
     deadline = time.perf_counter() + 10
-    while any(feed.reader is None for feed in feeds) and time.perf_counter() < deadline:
+    while not all(feed.shared for feed in feeds) and time.perf_counter() < deadline:
         next(feeds[0], None)
         time.sleep(1e-3)
     for feed in feeds:
@@ -194,12 +194,13 @@ def test_a_source_that_may_wait_keeps_its_thread():
         release.wait(10)
         yield 1
 
-    shared = Readers(1)
-    slow, quick = Ahead(waits(), readers=shared), Ahead(Prompt(40), readers=shared)
+    shared = Reader()
+    slow, quick = Ahead(waits(), reader=shared), Ahead(Prompt(40), reader=shared)
     assert next(slow) == 0
     assert [next(quick) for _ in range(40)] == list(range(40))
     assert slow.poll(0) is None
-    assert slow.reader is None
+    assert quick.shared
+    assert not slow.shared
     release.set()
     assert next(slow) == 1
     for feed in (slow, quick):

@@ -11,12 +11,12 @@ from typing import Any
 
 from sbnet.apps.pipeline.batch import Batch, Tick
 from sbnet.apps.pipeline.frames import Frame, PipelineError
-from sbnet.apps.pipeline.hardware import readers_for
+from sbnet.apps.pipeline.hardware import reader_for
 from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
 from sbnet.apps.pipeline.sinks import Sink, close_all, open_sink
-from sbnet.apps.pipeline.stages import Ahead, Behind, Readers
+from sbnet.apps.pipeline.stages import Ahead, Behind, Reader
 from sbnet.apps.pipeline.summary import Shot, Summary
 from sbnet.masks.base import Mask
 
@@ -91,8 +91,8 @@ class Cameras:
         first.network.notes.clear()  # of an earlier run
         sinks = self._opened()
         compute = Batch(self.cameras, summary)
-        readers = readers_for(first.device)
-        feeds = [_Feed(camera, self.limit, readers) for camera in self.cameras]
+        reader = reader_for(first.device)
+        feeds = [_Feed(camera, self.limit, reader) for camera in self.cameras]
         # All results of a call are one item: a queue shorter than a call would make the next one wait for the device.
         writing = behind = Behind(lambda tick: _write(sinks, tick, summary), depth=WAITING)
         if first.device.type == "cuda":  # waiting for the device keeps the sinks from nothing
@@ -121,7 +121,7 @@ class Cameras:
         finally:
             for feed in feeds:
                 feed.ahead.close(0.1 if feed.stalled else 5)
-            readers.close()
+            reader.close()
             if not whole:
                 with suppress(BaseException):  # what led here is what is raised
                     behind.close()
@@ -136,7 +136,8 @@ class Cameras:
         device = {}
         if behind is not writing:
             device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, behind.busy - summary.waited)}
-        read = Readers.busy([feed.ahead for feed in feeds])  # they work side by side
+        # Threads of sources work side by side; who goes on with some of them, after that.
+        read = sum(feed.ahead.busy for feed in feeds) / len(feeds) + reader.busy
         summary.busy = {"read": read, "compute": compute.busy, **device, "write": writing.busy}
         summary.decoder = _decoders(self.cameras)
         summary.notes += dict.fromkeys(first.network.notes)
@@ -197,8 +198,8 @@ class _Feed:
         fault: what ended it, "" at its end, None before.
     """
 
-    def __init__(self, camera: Pipeline, limit: int | None, readers: Readers) -> None:
-        self.ahead = Ahead(camera.source, readers=readers)
+    def __init__(self, camera: Pipeline, limit: int | None, reader: Reader) -> None:
+        self.ahead = Ahead(camera.source, reader=reader)
         self.stalled = False
         self.fault: str | None = None
         self.since = time.perf_counter()

@@ -14,7 +14,7 @@ from torch import Tensor
 from sbnet.apps import nvdec, video
 from sbnet.apps.nvdec import Unit, UnservedError
 from sbnet.apps.pipeline.frames import Frame, PipelineError
-from sbnet.apps.pipeline.stages import Readers
+from sbnet.apps.pipeline.stages import Reader
 from sbnet.apps.surface import Look, Surface, look_of
 from sbnet.files import reason
 
@@ -103,9 +103,9 @@ class Decoding:
                 yield Frame(film.count, None, f"{name}, frame {film.count}", fault=fault)
 
 
-def readers_for(device: torch.device) -> Readers:
-    """Threads that read the films of cameras; those of hardware decoders leave pictures on this device."""
-    return Readers(context=partial(nvdec.entered, device)) if device.type == "cuda" else Readers()
+def reader_for(device: torch.device) -> Reader:
+    """Who reads the films of cameras that hardware decodes, whose pictures stay on this device."""
+    return Reader(partial(nvdec.entered, device)) if device.type == "cuda" else Reader()
 
 
 class _Film:

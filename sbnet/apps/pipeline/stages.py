@@ -7,12 +7,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 DEPTH = 4  # frames that wait between two stages
-READERS = 2  # threads that read sources which never make their reader wait
 _END = object()
 
 
@@ -29,20 +28,20 @@ class Ahead:
     """Iterates over `items` in a thread of its own, at most DEPTH of them ahead. What it raises, `__next__` raises.
 
     Attributes:
-        busy: seconds that a thread spent in `items`.
-        reader: the thread of several sources that goes on with this one, if one does.
+        busy: seconds that its own thread spent in `items`.
+        shared: is it read by `reader`?
 
     Args:
-        readers: once the first item is there, and `items.prompt` is true, one of theirs goes on with it.
+        reader: goes on with it once the first item is there, if `items.prompt` is true then.
     """
 
-    def __init__(self, items: Iterable[Any], depth: int = DEPTH, readers: Readers | None = None) -> None:
+    def __init__(self, items: Iterable[Any], depth: int = DEPTH, reader: Reader | None = None) -> None:
         self.busy = 0.0
         self._items, self._queue = items, queue.Queue[Any](depth)
         self._left: Iterator[Any] = iter(())
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self.reader: _Reader | None = None
-        self._readers = readers
+        self.shared = False
+        self._reader = reader
         self._thread = threading.Thread(target=self._run, name="sbnet-decode", daemon=True)
         self._thread.start()
 
@@ -54,9 +53,10 @@ class Ahead:
             put((_END, fault))
             self._ended.set()
             return
-        while self.step(put):
-            if self._readers is not None and getattr(self._items, "prompt", False):
-                self._readers.go_on_with(self)
+        while self.step(put, self):
+            if self._reader is not None and getattr(self._items, "prompt", False):
+                self.shared = True
+                self._reader.add(self)
                 return
 
     @property
@@ -64,8 +64,8 @@ class Ahead:
         """May `step` be called by who must not wait? (To end it never does.)"""
         return not self._queue.full() or self._stopped.is_set()
 
-    def step(self, put: Callable[[Any], None]) -> bool:
-        """Reads one item, and says whether more may come."""
+    def step(self, put: Callable[[Any], None], who: Ahead | Reader) -> bool:
+        """Reads one item, whose time is that of `who`, and says whether more may come."""
         item, error = _END, None
         begin = time.perf_counter()
         try:
@@ -77,7 +77,7 @@ class Ahead:
                     close()
         except BaseException as fault:
             item, error = _END, fault
-        self.busy += time.perf_counter() - begin
+        who.busy += time.perf_counter() - begin
         if not self._stopped.is_set():
             put((item, error))
         if item is _END:
@@ -116,59 +116,33 @@ class Ahead:
             if error is not None:
                 raise error
             raise StopIteration
-        if self.reader is not None and self._queue.qsize() <= self._queue.maxsize // 2:
-            self.reader.woken.set()  # not for each: who is woken wants Python's lock
+        if self.shared and self._reader is not None and self._queue.qsize() <= self._queue.maxsize // 2:
+            self._reader.woken.set()  # not for each: who is woken wants Python's lock
         return item
 
     def close(self, timeout: float = 5) -> None:
         """Ends the thread; an iterator that waits for a camera ends with the process."""
         self._stopped.set()
         self._thread.join(timeout)
-        if self.reader is not None:
-            self.reader.woken.set()
+        if self.shared and self._reader is not None:
+            self._reader.woken.set()
             self._ended.wait(timeout)
 
 
-class Readers:
-    """A few threads, each of which reads several sources in turn. With a thread for each of many sources, all of them
-    wait for Python's lock, and with them who launches the network, far longer than their work takes.
+class Reader:
+    """A thread that reads several sources in turn, until they have ended. With a thread for each of many sources, all
+    of them wait for Python's lock, and with them who launches the network, far longer than their work takes; one alone
+    keeps the decoders of 16 films busy.
 
     Args:
-        context: what each of them enters.
+        context: what the thread enters.
+
+    Attributes:
+        woken: set, there may be something to do. busy: seconds that it worked.
     """
 
-    def __init__(self, count: int = READERS, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self._count, self._context = count, context
-        self._readers, self._next = list[_Reader](), 0
-        self._lock = threading.Lock()
-
-    def go_on_with(self, ahead: Ahead) -> None:
-        with self._lock:
-            if len(self._readers) < self._count:
-                self._readers.append(_Reader(self._context))
-            ahead.reader = self._readers[self._next % self._count]
-            self._next += 1
-        ahead.reader.add(ahead)
-
-    def close(self) -> None:
-        """After all of what they read was closed."""
-        for reader in self._readers:
-            reader.join()
-
-    @staticmethod
-    def busy(sources: Sequence[Ahead]) -> float:
-        """Seconds that a thread worked, in the mean of those that read these."""
-        threads = {id(one if one.reader is None else one.reader) for one in sources}
-        return sum(one.busy for one in sources) / max(1, len(threads))
-
-
-class _Reader:
-    """A thread that reads what it was given until all of that has ended.
-
-    woken: set, there may be something to do.
-    """
-
-    def __init__(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self.busy = 0.0
         self.woken = threading.Event()
         self._context = context
         self._added: deque[Ahead] = deque()
@@ -183,7 +157,8 @@ class _Reader:
                 self._thread.start()
         self.woken.set()
 
-    def join(self, timeout: float = 5) -> None:
+    def close(self, timeout: float = 5) -> None:
+        """After all of what it reads was closed."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
@@ -206,7 +181,7 @@ class _Reader:
             for ahead in list(own):
                 if ahead.has_place:
                     waits = False
-                    if not ahead.step(ahead.put_at_once):
+                    if not ahead.step(ahead.put_at_once, self):
                         own.remove(ahead)
             if waits:
                 self.woken.wait()
