@@ -109,7 +109,20 @@ def test_each_camera_is_as_alone(mode, device):
         for got, wanted in zip(results, alone, strict=True):
             if mode != "cached" or got.frame.index:  # of a first frame in cached mode all is computed, masked or not
                 assert np.array_equal(got.active, wanted.active)
+            assert got.density == pytest.approx(got.active.mean())
             assert np.abs(got.picture.astype(int) - wanted.picture).max() <= 1
+
+
+def test_no_call_with_a_frame_of_each_camera_is_made_step_by_step(device, monkeypatch):
+    def stepped(*_):
+        raise AssertionError("step by step")
+
+    monkeypatch.setattr(Batch, "_stepped", stepped)
+    seen: list = [[], []]
+    Cameras([frames(4), frames(4, 16)], own()[:2], Network(edges(), "edges"), lambda k, r: seen[k].append(r.density),
+            mode="cached", compare=0, device=device, dtype=torch.float32, patience=5.0).run()  # fmt: skip
+    assert [densities[0] for densities in seen] == [1.0, 1.0]
+    assert Replayed.count == 3
 
 
 class Bright(nn.Module):
@@ -190,7 +203,7 @@ def test_decoders_of_all_cameras_at_once_give_what_each_gives(landing, shapes, d
 def test_records_of_all_cameras_at_once_are_those_of_each(kind, settled):
     """Of images with none, some and many candidates. settled: as a GPU leaves them, certain of some images alone."""
     torch.manual_seed(0)
-    given = [Frame(k, np.zeros((256, 320, 3), np.uint8)) for k in range(4)]
+    given = [Frame(k, np.zeros((256 - 8 * k, 320 - 16 * k, 3), np.uint8)) for k in range(4)]
     if kind == "faces":
         network = Network(None, finish_all=partial(faces_of, 0.3))
         maps = torch.rand(4, 1, 64, 80), torch.rand(4, 2, 64, 80) * 3, torch.rand(4, 2, 64, 80)
