@@ -66,7 +66,7 @@ def check_active(op: str, active: ActiveBlocks) -> None:
 
 def pixels_of(block_map: Tensor, grid: Sequence[int], size: Sequence[int]) -> Tensor:
     """[N,1,H,W] bool: the active pixels of a tiling grid's numbers, for what has the block map alone."""
-    blocks = (block_map >= 0).repeat_interleave(grid[0], 1).repeat_interleave(grid[1], 2)
+    blocks = (block_map.view(-1, *grid[6:]) >= 0).repeat_interleave(grid[0], 1).repeat_interleave(grid[1], 2)
     return blocks[:, None, : size[0], : size[1]]
 
 

@@ -39,6 +39,16 @@ def test_no_op_does_so_by_any_instruction_set(side, isa):
     assert calls_that_end_the_process(side, "ops", SBNET_ISA=isa) == []
 
 
+@pytest.mark.parametrize("rounds", [60, pytest.param(1500, marks=pytest.mark.slow)])
+def test_no_wrong_call_ends_the_process(rounds):
+    """Lists of garbage, arguments of other sizes, dtypes and values: each call runs or raises."""
+    ran = run_python(f"import sys; sys.argv[1:] = ['0', '{rounds}']; from support.wrong_calls import main; main()")
+    assert ran.returncode == 0, f"{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
+    last, done, refused = ran.stdout.splitlines()[-1].split()
+    assert last == "all"
+    assert min(int(done), int(refused)) > 20 * rounds
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 def test_no_planned_network_does_so(side):

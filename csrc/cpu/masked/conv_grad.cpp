@@ -183,6 +183,7 @@ namespace {
 void turn(const TurnWeightParams& p, const Parallel& parallel) {
   const int64_t K = p.weight.size[0], C = p.weight.size[1], R = p.weight.size[2], S = p.weight.size[3];
   const int64_t taps = R * S;
+  if (!taps) return;
   by_dtype<Half, BFloat16>(p.weight.dtype, [&](auto from) {
     by_dtype<Half, BFloat16>(p.same.dtype, [&](auto to) {
       using From = decltype(from);

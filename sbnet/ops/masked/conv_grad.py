@@ -190,10 +190,12 @@ def _weight_grad_backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple:
 def _map_of(indices: Tensor, count: Tensor, grid: Sequence[int], batch: int) -> Tensor:
     """The block map of a list: of 1 in the place of its blocks and -1 elsewhere."""
     rows, columns = grid[6:]
-    number = (indices[:, 0] * rows + indices[:, 1]) * columns + indices[:, 2]
-    taken = (torch.arange(len(indices), device=indices.device) < count) & (indices[:, 0] >= 0)
+    image, row, column = indices.view(-1, 3).long().unbind(1)
+    taken = torch.arange(len(image), device=indices.device) < count.view(())
+    for at, size in ((image, batch), (row, rows), (column, columns)):  # kernels skip what is no block of the grid, too
+        taken = taken & (at >= 0) & (at < size)
     found = torch.full((batch * rows * columns + 1,), -1, dtype=torch.int32, device=indices.device)
-    places = torch.where(taken, number.long(), batch * rows * columns)
+    places = torch.where(taken, (image * rows + row) * columns + column, batch * rows * columns)
     return found.index_fill(0, places, 1)[:-1].view(batch, rows, columns)
 
 
