@@ -14,11 +14,11 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
-from sbnet.engine.eager_nhwc import IN_NHWC
-from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
+from sbnet.engine.eager_nhwc import BASE, IN_NHWC, NHWC_TAKES_OPEN, turned
+from sbnet.engine.eager_open import OpenMaps, reads_no_pixels
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, refused
 from sbnet.engine.eager_unseen import Unseen, compiled_once, plainly_named, refuse_statistics
-from sbnet.engine.eager_writes import COPY, MOVES, kind, named
+from sbnet.engine.eager_writes import COPY, MOVES, drops_nothing, in_place_of_pixels, kind, named
 from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
@@ -128,7 +128,7 @@ class masked(TorchFunctionMode):
         for reference in self._noted:
             x = reference()
             if x is not None:
-                for what in (KEPT, NHWC, OTHER, TOKENS, COPY):
+                for what in (KEPT, NHWC, OTHER, TOKENS, COPY, BASE):
                     x.__dict__.pop(what, None)
         self._noted.clear()
         if error[0] is None and self._other is not None and not self._lists:
@@ -210,6 +210,10 @@ class masked(TorchFunctionMode):
         maps = open_of(self)
         move, writes = kind(func, args, kwargs)
         if maps is not None:
+            same = turned(self, move or "", args, kwargs) if known else None
+            same = maps.responses.take(named(func)[0], func, args, kwargs) if same is None else same
+            if same is not None:
+                return same
             if maps.counts.take(named(func)[0], args, kwargs):
                 return args[0]
             if writes or "out" in kwargs or named(func)[0] == "__set__":
@@ -217,10 +221,12 @@ class masked(TorchFunctionMode):
                 maps.weights.written((*args[:1], kwargs.get("out")))
             if len(args) == 1 and not kwargs and known and args[0].dtype == SAME_AS.get(move or ""):
                 return args[0]
+            if move == "dropout" and known and drops_nothing(*args[1:], **kwargs):
+                return args[0]
             # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
             hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
-            takes = layer is not None and func in TAKES_OPEN and not hidden
-            if not takes and not _reads_no_pixels(func, move):
+            takes = layer is not None and func in (NHWC_TAKES_OPEN if nhwc else TAKES_OPEN) and not hidden
+            if not takes and not reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
         last = nhwc or any(isinstance(t, Tensor) and self.lies_nhwc(t) for t in args[1:])
@@ -300,7 +306,18 @@ class masked(TorchFunctionMode):
 
     def as_nhwc(self, x: Tensor) -> Tensor:
         """A feature map that is 0 outside of the active blocks, seen as [N,H,W,C]."""
-        return self._note(x.permute(0, 2, 3, 1), NHWC)
+        found = self._note(x.permute(0, 2, 3, 1), NHWC)
+        if open_of(self) is not None:
+            self.kept(x)
+            self.noted(found, BASE, (x, x.grad_fn))
+        return found
+
+    def note_step(self, x: Tensor, nhwc: bool, is_plane: bool) -> None:
+        """Of what eager_response.py leaves undone: a map, 0 outside of the active blocks, or numbers of one."""
+        if nhwc:
+            self._note(x, NHWC if is_plane else OTHER)
+        elif is_plane:
+            self.kept(x)
 
     def _note(self, x: Tensor, what: str) -> Tensor:
         if torch.compiler.is_compiling():
@@ -355,7 +372,7 @@ class masked(TorchFunctionMode):
             elif name == "permute" and list(order) == [0, 3, 1, 2] and nhwc:
                 self.kept(out)
             return out
-        if name in KEEPS and self.keeps(x) and _in_place_of_pixels(name, args):
+        if name in KEEPS and self.keeps(x) and in_place_of_pixels(name, args):
             for part in out if isinstance(out, (tuple, list)) else (out,):
                 if self.is_map(part) and part.shape[2:] == x.shape[2:]:
                     self.kept(part)
@@ -374,22 +391,8 @@ class masked(TorchFunctionMode):
         self._other = expected
 
 
-def _reads_no_pixels(func: Any, move: str | None) -> bool:
-    if move == "__get__":
-        return getattr(getattr(func, "__self__", None), "__name__", "") in PROPERTIES
-    return move in PLAIN
-
-
 def _first_of(active: ActiveBlocks, capacity: float) -> ActiveBlocks:
     """The first blocks of a list, as many as a share of all."""
     rows = max(1, int(capacity * active.capacity))
     block_map = torch.where(active.block_map < rows, active.block_map, -1)
     return ActiveBlocks(active.indices[:rows], active.count.clamp(max=rows), active.total, block_map, active.grid)
-
-
-def _in_place_of_pixels(name: str, args: Any) -> bool:
-    """Do indices leave every pixel where it was? Tensors of indices may permute rows and columns."""
-    if name != "__getitem__":
-        return True
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return all(isinstance(i, slice) or i is Ellipsis for i in index)

@@ -131,3 +131,16 @@ def _mutated(func: Any) -> set[int | str]:
         (k, a.name) for op in ops for k, a in enumerate(op._schema.arguments) if a.alias_info and a.alias_info.is_write
     ]
     return {key for pair in at for key in pair}
+
+
+def in_place_of_pixels(name: str, args: Any) -> bool:
+    """Do indices leave every pixel where it was? Tensors of indices may permute rows and columns."""
+    if name != "__getitem__":
+        return True
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return all(isinstance(i, slice) or i is Ellipsis for i in index)
+
+
+def drops_nothing(p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:
+    """Is it a dropout that gives its argument?"""
+    return p == 0 or not training
