@@ -149,7 +149,8 @@ DOCS = {
     ),
     "sparse_norm2d": (
         "Normalises x [N,H,W,C]; weight, bias [C]. mode: group (mean and variance of each image's active pixels in "
-        "groups of channels), layer (of each pixel's channels), softmax, log_softmax (of each pixel's channels)."
+        "groups of channels), layer (of each pixel's channels), softmax, log_softmax (of each pixel's channels), "
+        "response (ConvNeXtV2's, of each image's active pixels)."
     ),
     "sparse_pointwise": (
         "The steps of a program (those of sbnet.sparse_pointwise; none: a copy) on x [N,H,W,C], in float32; a, b, c, "

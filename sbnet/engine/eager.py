@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
-from sbnet.engine.eager_nhwc import IN_NHWC
-from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
+from sbnet.engine.eager_nhwc import BASE, IN_NHWC, NHWC_TAKES_OPEN, by_any, turned
+from sbnet.engine.eager_open import OpenMaps, reads_no_pixels
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, refused
 from sbnet.engine.eager_unseen import Unseen, compiled_once, plainly_named, refuse_statistics
-from sbnet.engine.eager_writes import COPY, MOVES, kind, named
+from sbnet.engine.eager_writes import COPY, MOVES, by_place, drops_nothing, in_place_of_pixels, kind, named, tensors_of
 from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
@@ -96,7 +96,7 @@ class masked(TorchFunctionMode):
         self._stacks = None if capacity is None else Stacks(self)
         self.maps = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
         self._lists: dict[Pair, ActiveBlocks] = {}
-        self._tokens = TokenNotes(self)
+        self.tokens = TokenNotes(self)
         self._rings: dict[Pair, Fringe] = {}
         self._planes: set[Pair] = set()  # met in this context
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
@@ -129,7 +129,7 @@ class masked(TorchFunctionMode):
         for reference in self._noted:
             x = reference()
             if x is not None:
-                for what in (KEPT, NHWC, OTHER, TOKENS, COPY):
+                for what in (KEPT, NHWC, OTHER, TOKENS, COPY, BASE):
                     x.__dict__.pop(what, None)
         self._noted.clear()
         if error[0] is None and self._other is not None and not self._lists:
@@ -175,7 +175,7 @@ class masked(TorchFunctionMode):
         return {size: int(a.total) - int(a.count) for size, a in self._lists.items() if size in self._planes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = _by_place(args, kwargs or {})
+        args, kwargs = by_place(args, kwargs or {})
         name = named(func)[0]
         if not torch.compiler.is_compiling():
             return self._eagerly(name, plainly_named(func), args, kwargs)
@@ -190,7 +190,7 @@ class masked(TorchFunctionMode):
         self._unseen = unseen = self._unseen or Unseen()  # a step may be compiled in parts
         unseen.before(self, args)
         try:
-            return self._tokens(name, name in MOVES, func, args, kwargs)
+            return self.tokens(name, name in MOVES, func, args, kwargs)
         finally:
             unseen.after()
 
@@ -199,13 +199,13 @@ class masked(TorchFunctionMode):
         first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
-        given = list(_tensors(args, kwargs))
+        given = list(tensors_of(args, kwargs))
         known = len(args) > 0 and isinstance(args[0], Tensor)
         nhwc = known and self.lies_nhwc(args[0])
         last = nhwc or any(map(self.lies_nhwc, given))
         layer = None if last and not nhwc else (IN_NHWC if nhwc else LAYERS).get(func)
-        layer = None if "out" in kwargs else layer
-        if last and "out" in kwargs:
+        layer = None if kwargs.get("out") is not None else layer
+        if last and kwargs.get("out") is not None:
             raise ValueError(f"sbnet: masked: expected a result of its own, got {named(func)[0]} with out=")
         if layer is None:
             refuse_statistics(self, named(func)[0], args)
@@ -216,6 +216,10 @@ class masked(TorchFunctionMode):
         maps = open_of(self)
         move, writes = kind(func, args, kwargs)
         if maps is not None:
+            same = turned(self, move or "", args, kwargs) if known else None
+            same = maps.responses.take(named(func)[0], func, args, kwargs) if same is None else same
+            if same is not None:
+                return same
             if maps.counts.take(named(func)[0], args, kwargs):
                 return args[0]
             if writes or "out" in kwargs or named(func)[0] == "__set__":
@@ -223,10 +227,12 @@ class masked(TorchFunctionMode):
                 maps.weights.written((*args[:1], kwargs.get("out")))
             if len(args) == 1 and not kwargs and known and args[0].dtype == SAME_AS.get(move or ""):
                 return args[0]
+            if move == "dropout" and known and drops_nothing(*args[1:], **kwargs):
+                return args[0]
             # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
             hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
-            takes = layer is not None and func in TAKES_OPEN and not hidden
-            if not takes and not _reads_no_pixels(func, move):
+            takes = layer is not None and func in (NHWC_TAKES_OPEN if nhwc else TAKES_OPEN) and not hidden
+            if not takes and not reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
         if given and self._has(given[0], OTHER) and not last:
@@ -241,7 +247,7 @@ class masked(TorchFunctionMode):
         if move is not None:
             return self._moved(move, nhwc, args, func(*args, **kwargs))
         if last:
-            return self._nhwc_by(func, writes if nhwc else None, args, kwargs)
+            return by_any(self, func, writes if nhwc else None, args, kwargs)
         # An op in place is followed by others that know its argument, not its result. It works on a copy: gradients may
         # want what it wrote, which is masked here.
         own = args[0] if writes and len(args) > 0 and self.is_map(args[0]) else None
@@ -280,9 +286,11 @@ class masked(TorchFunctionMode):
             self._stacks.note(x)
         return self._note(x, KEPT)
 
-    def seen(self, x: Tensor, nhwc: bool) -> None:
-        """Notes a view of a map, or of its tokens, that is a plane."""
-        self._note(x, NHWC) if nhwc else self.kept(x)
+    def seen(self, x: Tensor, nhwc: bool, is_plane: bool = True) -> Tensor:
+        """Notes a view of a map, or of its tokens, as one; or what was one seen as [N,H,W,C], and is no plane."""
+        if nhwc:
+            return self._note(x, NHWC if is_plane else OTHER)
+        return self.kept(x) if is_plane else x
 
     def plane(self, x: Tensor, nhwc: bool) -> Tensor:
         """What was moved to be a feature map again, 0 outside of the active blocks."""
@@ -311,7 +319,11 @@ class masked(TorchFunctionMode):
 
     def as_nhwc(self, x: Tensor) -> Tensor:
         """A feature map that is 0 outside of the active blocks, seen as [N,H,W,C]."""
-        return self._note(x.permute(0, 2, 3, 1), NHWC)
+        found = self._note(x.permute(0, 2, 3, 1), NHWC)
+        if open_of(self) is not None:
+            self.kept(x)
+            self.noted(found, BASE, (x, x.grad_fn))
+        return found
 
     def _note(self, x: Tensor, what: str) -> Tensor:
         if torch.compiler.is_compiling():
@@ -339,26 +351,6 @@ class masked(TorchFunctionMode):
     def lies_nhwc(self, x: Tensor) -> bool:
         return self._has(x, NHWC) and x.dim() == 4
 
-    def _nhwc_by(self, func: Any, writes: str | None, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What an op gives of such ones. In place it works on a copy, as on others."""
-        if not writes:
-            return pytree.tree_map(self._nhwc, func(*args, **kwargs))
-        copy = args[0].clone()
-        out = func(copy, *args[1:], **kwargs)
-        self._note(args[0].copy_(self._nhwc(copy)), NHWC)
-        return args[0] if out is copy else out
-
-    def _nhwc(self, out: Any) -> Any:
-        """Masked where it is of its plane; else its last sides are no plane."""
-        if isinstance(out, Tensor) and (out.dim() > 4 or (out.dim() == 4 and out.shape[0] != len(self.mask))):
-            return self._tokens.loose(out)
-        if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
-            return out
-        size = int(out.shape[1]), int(out.shape[2])
-        if size not in self._planes:
-            return self._note(out, OTHER)
-        return self.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), self.active(size)))
-
     def _of_other(self, func: Any, args: Any, out: Any) -> Any:
         """What any op gives of such a one: another, until it is turned back."""
         if not isinstance(out, Tensor) or out.dim() != 4:
@@ -377,7 +369,7 @@ class masked(TorchFunctionMode):
             elif name == "permute" and list(order) == [0, 3, 1, 2] and nhwc:
                 self.kept(out)
             return out
-        if name in KEEPS and self.keeps(x) and _in_place_of_pixels(name, args):
+        if name in KEEPS and self.keeps(x) and in_place_of_pixels(name, args):
             for part in out if isinstance(out, (tuple, list)) else (out,):
                 if self.is_map(part) and part.shape[2:] == x.shape[2:]:
                     self.kept(part)
@@ -396,39 +388,8 @@ class masked(TorchFunctionMode):
         self._other = expected
 
 
-def _reads_no_pixels(func: Any, move: str | None) -> bool:
-    if move == "__get__":
-        return getattr(getattr(func, "__self__", None), "__name__", "") in PROPERTIES
-    return move in PLAIN
-
-
-def _by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The first argument by its place."""
-    first = next((name for name in ("input", "tensors") if name in kwargs), None)
-    if args or first is None:
-        return args, kwargs
-    return (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
-
-
-def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """Those among an op's arguments, and in lists of them."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from (t for t in value if isinstance(t, Tensor))
-
-
 def _first_of(active: ActiveBlocks, capacity: float) -> ActiveBlocks:
     """The first blocks of a list, as many as a share of all."""
     rows = max(1, int(capacity * active.capacity))
     block_map = torch.where(active.block_map < rows, active.block_map, -1)
     return ActiveBlocks(active.indices[:rows], active.count.clamp(max=rows), active.total, block_map, active.grid)
-
-
-def _in_place_of_pixels(name: str, args: Any) -> bool:
-    """Do indices leave every pixel where it was? Tensors of indices may permute rows and columns."""
-    if name != "__getitem__":
-        return True
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return all(isinstance(i, slice) or i is Ellipsis for i in index)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sbnet.active import ActiveBlocks, Fringe
 
 _ops = torch.ops.sbnet
-CLEAN = "_sbnet_clean"  # note of a gradient: the pixels next to its active blocks are 0
+CLEAN = "_sbnet_clean"  # note of a gradient: how many pixels next to its active blocks are 0, at that version
 
 
 def told(name: str, param: float) -> bool:
@@ -36,17 +36,18 @@ def like(x: Tensor, shape: Any) -> Tensor:
 
 @dataclass
 class Plane:
-    """The list that a layer writes: its blocks, and the ring around them."""
+    """The list that a layer writes: its blocks, and rings around them by their width."""
 
     active: ActiveBlocks
-    ring: Fringe
+    rings: dict[int, Fringe]
 
     def lists(self) -> tuple[Tensor, Tensor, Tensor, list[int]]:
         a = self.active
         return a.indices, a.count, a.block_map, a.grid.numbers()
 
-    def edge(self, wanted: bool) -> tuple[Tensor | None, Tensor | None]:
-        return (self.ring.pixels, self.ring.count) if wanted else (None, None)
+    def edge(self, width: int) -> tuple[Tensor | None, Tensor | None]:
+        """The ring of so many pixels; of none at all for 0."""
+        return (self.rings[width].pixels, self.rings[width].count) if width else (None, None)
 
 
 def first_derivatives(backward: Any) -> Any:
@@ -168,7 +169,7 @@ class Norm:
     plane: Plane
     eps: float
     follow: list[Any]  # running statistics and their momentum; empty once they have followed
-    source_ring: bool  # is a ring of zeros wanted around the gradient of x?
+    source_ring: int  # pixels around the gradient of x that are wanted to be 0
     activation: str = "none"
     param: float = 0.0
     statistics: Tensor | None = None
@@ -179,7 +180,7 @@ class Norm:
     def shape(self, x: Tensor, weight: Any) -> Any:
         return x.shape
 
-    def run(self, out: Tensor, x: Tensor, weight: Any, bias: Any, residual: Any, ring: bool) -> None:
+    def run(self, out: Tensor, x: Tensor, weight: Any, bias: Any, residual: Any, ring: int) -> None:
         follow = self.follow[:] or [None, None, 0.0]
         self.follow.clear()
         self.statistics = _ops.sparse_batch_norm2d_(
@@ -201,8 +202,7 @@ class Norm:
             grad, x, given, weight, bias, self.statistics, *self.plane.lists(), self.eps, self.activation, self.param,
             grad_x, added, *self.plane.edge(self.source_ring),
         )  # fmt: skip
-        if self.source_ring:
-            note_clean(grad_x)
+        note_clean(grad_x, self.source_ring)
         return (
             grad_x, None if weight is None else params[0].to(weight.dtype),
             None if bias is None else params[1].to(bias.dtype), added, others,
@@ -218,11 +218,12 @@ class Conv:
     groups: int
     reach: int  # pixels next to a block that are read
     x_plane: Plane | None  # None: the network's input
-    exact: bool  # does every block of x's plane read the gradient's blocks and a ring of one pixel at most?
+    exact: bool  # does every block of x's plane read the gradient's blocks and a ring around them at most?
     same: Tensor  # the weight in x's dtype
     turned: Tensor | None
     weight_dtype: torch.dtype
     weight_form: bool  # is it channels_last?
+    weight_shape: torch.Size
     later: Any  # the Group that computes the weight's gradient, and the weight's place there; or nothing
     activation: str = "none"
     param: float = 0.0
@@ -234,7 +235,7 @@ class Conv:
         filters, _, *kernel = self.same.shape
         return x.shape[0], filters, *conv_output_size(x.shape[2:], kernel, *self.window)
 
-    def run(self, out: Tensor, x: Tensor, weight: Any, bias: Any, residual: Any, ring: bool) -> None:
+    def run(self, out: Tensor, x: Tensor, weight: Any, bias: Any, residual: Any, ring: int) -> None:
         indices, count, _, grid = self.plane.lists()
         _ops.sparse_conv2d_(
             x, self.same, bias, residual, None, indices, count, grid, *self.window, self.groups, self.activation,
@@ -249,22 +250,22 @@ class Conv:
         given = _still(ctx.given) if given is None else given
         lists = indices, count, block_map, grid = self.plane.lists()
         need_x, need_weight, need_bias = ctx.needs_input_grad[1:4]
-        reads_ring = need_x and self.reach > 0
-        clean = grad.__dict__.get(CLEAN) == grad._version
+        ring = self.reach if need_x and self.exact else 0
+        clean = clean_pixels(grad)
         if self.activation != "none":
             z = given
             if z is None:
                 z = like(x, grad.shape)
-                replace(self, activation="none").run(z, x, None, bias, ctx.residual, False)
+                replace(self, activation="none").run(z, x, None, bias, ctx.residual, 0)
             g = like(z, z.shape)
             _ops.sparse_activation_grad_(
-                grad, z, None, indices, count, grid, self.activation, self.param, g, *self.plane.edge(reads_ring)
+                grad, z, None, indices, count, grid, self.activation, self.param, g, *self.plane.edge(ring)
             )
-            clean = reads_ring
+            clean = ring
         else:
             g = grad
         whole = need_x and (self.x_plane is None or not self.exact)
-        if whole or (reads_ring and not clean):
+        if whole or clean < ring:
             g = masked_gradient(g, block_map, grid)
         grad_weight = grad_bias = grad_x = None
         if need_weight or (need_bias and bias is not None):
@@ -277,7 +278,7 @@ class Conv:
                 group.give(place, x, g, indices, count, [*grid, *numbers, *map(int, flags)])
             else:
                 grad_weight, summed = _ops.sparse_conv2d_weight_grad(x, g, indices, count, grid, *of, *flags)
-                grad_weight = grad_weight.to(self.weight_dtype) if need_weight else None
+                grad_weight = grad_weight.to(self.weight_dtype).view(self.weight_shape) if need_weight else None
                 grad_bias = summed.to(bias.dtype) if wanted else None
         if need_x:
             grad_x, others = self._of_x(x, g, same, turned, list(lists), others)
@@ -310,10 +311,10 @@ class Conv:
         ]
         more = [n - m for n, m in zip(x.shape[2:], least, strict=True)]
         _ops.sparse_conv_transpose2d_(
-            g, same, None, None, None, indices, count, grid, stride, padding, more, dilation, self.groups, "none", 0.0,
-            False, found, None, None,
+            g, same, None, others, None, indices, count, grid, stride, padding, more, dilation, self.groups, "none",
+            0.0, False, found, None, None,
         )  # fmt: skip
-        return found, others
+        return found, None
 
 
 class Layer(torch.autograd.Function):
@@ -334,7 +335,7 @@ class Layer(torch.autograd.Function):
         if added and of.activation != "none" and not by_result:
             ctx.residual = residual.detach()
         if now:
-            of.run(out, x, weight, bias, at if added == 2 else residual, True)
+            of.run(out, x, weight, bias, at if added == 2 else residual, 1)
         ctx.save_for_backward(*of.kept(ctx, x, weight, bias, out if by_result else None))
         return out
 
@@ -366,8 +367,13 @@ def _still(given: tuple[Tensor, int] | None) -> Tensor | None:
     return given[0]
 
 
-def note_clean(grad: Tensor) -> None:
-    grad.__dict__[CLEAN] = grad._version
+def note_clean(grad: Tensor, pixels: int) -> None:
+    grad.__dict__[CLEAN] = grad._version, pixels
+
+
+def clean_pixels(grad: Tensor) -> int:
+    version, pixels = grad.__dict__.get(CLEAN, (None, 0))
+    return pixels if version == grad._version else 0
 
 
 def fits(plane: Plane, x_plane: Plane, x: Tensor, size: Any, stride: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Gradients of weights under `sbnet.masked`, of several layers at once: on a GPU they share launches.
+"""Gradients of weights and biases under `sbnet.masked`, of several layers at once: on a GPU they share launches.
 
 Nothing of a backward pass waits for a weight's gradient. The weights of some layers, neighbours in the forward pass,
 go through one node of autograd. Their layers leave it what their gradients are made of, and it computes them once the
@@ -50,9 +50,11 @@ class Group:
         self._bytes = 0
         self._found: dict[int, Tensor] = {}
 
-    def edge(self, weights: list[Tensor]) -> Tensor:
-        """What layers take in the place of their weights, once. It holds this group, which must not hold it."""
-        found = _Gradients.apply(self, *weights)
+    def edge(self, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+        """What layers take in the place of their weights, once. It holds this group, which must not hold it. Places of
+        biases follow those of all weights."""
+        self._layers = len(weights)
+        found = _Gradients.apply(self, *weights, *biases)
         self._node = weakref.ref(found.grad_fn)
         return found
 
@@ -91,32 +93,37 @@ class Group:
                 )
         columns = [[getattr(w, name) for w in works] for name in ("x", "grad", "indices", "count")]
         grads = _ops.sparse_conv2d_weight_grads(*columns, [n for w in works for n in w.numbers])
-        for work, grad in zip(works, grads, strict=False):  # biases follow
-            before = self._found.get(work.place)
-            self._found[work.place] = grad if before is None else before + grad
+        places = [w.place for w in works]
+        for place, grad in zip([*places, *(self._layers + place for place in places)], grads, strict=True):
+            before = self._found.get(place)
+            self._found[place] = grad if before is None else before + grad
 
 
 class _Gradients(torch.autograd.Function):
     """A group's node."""
 
     @staticmethod
-    def forward(ctx: Any, group: Group, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, group: Group, *parameters: Tensor | None) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.group, ctx.dtypes = group, [w.dtype for w in weights]
-        return weights[0].new_empty(0)
+        ctx.group, ctx.like = group, [None if t is None else (t.dtype, t.shape) for t in parameters]
+        assert parameters[0] is not None
+        return parameters[0].new_empty(0)
 
     @staticmethod
     @first_derivatives
     def backward(ctx: Any, _: Any) -> tuple:  # type: ignore[override]
-        found = ctx.group.take()
-        return None, *(found[k].to(dtype) if k in found else None for k, dtype in enumerate(ctx.dtypes))
+        found, given = ctx.group.take(), [None]
+        for k, like in enumerate(ctx.like):
+            wanted = k in found and like is not None and ctx.needs_input_grad[k + 1]
+            given.append(found[k].to(like[0]).view(like[1]) if wanted else None)
+        return tuple(given)
 
 
 class Groups:
     """The groups of a context."""
 
     def __init__(self) -> None:
-        self._known: list[weakref.ref] | None = None
+        self._known: list[tuple[weakref.ref, weakref.ref | None]] | None = None
         self._at: dict[int, int] = {}  # of weights that were known when the context met the first
         self._groups: dict[int, tuple[Tensor, Group, int]] = {}  # by weight
 
@@ -132,32 +139,40 @@ class Groups:
         Processes of torch.distributed send gradients while others are computed, and sharded ones want them when their
         layer is done.
         """
-        if not _may_wait(weight, weight.device) or (bias is not None and bias.requires_grad):
+        if not _may_wait(weight, bias, weight.device):
             return None
         if self._known is None:
             self._known = _KNOWN.setdefault(weight, [])
-            self._known[:] = [known for known in self._known if known() is not None]
-            self._at = {id(known()): k for k, known in enumerate(self._known)}
+            self._known[:] = [known for known in self._known if _both(known)[0] is not None]
+            self._at = {id(_both(known)[0]): k for k, known in enumerate(self._known)}
         at = self._at.get(id(weight))
         if at is None:
             if len(self._known) < MOST_KNOWN:
                 self._at[id(weight)] = len(self._known)
-                self._known.append(weakref.ref(weight))
+                self._known.append((weakref.ref(weight), None if bias is None else weakref.ref(bias)))
             return None
-        if at >= len(self._known) or self._known[at]() is not weight:  # another thread's context has changed the list
+        # Another thread's context may have changed the list, and another layer may have the weight and another bias.
+        known = _both(self._known[at]) if at < len(self._known) else (None, None)
+        if known[0] is not weight or known[1] is not bias:
             return None
         if id(weight) not in self._groups:
             first = at // TOGETHER * TOGETHER
-            known = [reference() for reference in self._known[first : first + TOGETHER]]
-            weights = [w for w in known if w is not None and _may_wait(w, weight.device)]
+            near = [_both(known) for known in self._known[first : first + TOGETHER]]
+            layers = [(w, b) for w, b in near if w is not None and _may_wait(w, b, weight.device)]
             group = Group()
-            edge = group.edge(weights)
-            self._groups.update({id(w): (edge, group, place) for place, w in enumerate(weights)})
+            edge = group.edge([w for w, _ in layers], [b for _, b in layers])
+            self._groups.update({id(w): (edge, group, place) for place, (w, _) in enumerate(layers)})
         return self._groups[id(weight)]
 
 
-def _may_wait(weight: Tensor, device: torch.device) -> bool:
+def _both(known: tuple[weakref.ref, weakref.ref | None]) -> tuple[Any, Any]:
+    return known[0](), None if known[1] is None else known[1]()
+
+
+def _may_wait(weight: Tensor, bias: Tensor | None, device: torch.device) -> bool:
     if not torch.is_grad_enabled() or not weight.requires_grad or not weight.is_leaf or weight.device != device:
+        return False
+    if bias is not None and not (bias.is_leaf and bias.device == device):
         return False
     many = torch.distributed.is_available() and torch.distributed.is_initialized()
     return device.type in DEVICES and not many

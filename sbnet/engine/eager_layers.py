@@ -156,6 +156,10 @@ def group_norm(
         return None
     if whole(mode, input.shape[2:]):
         return densely(mode, F.group_norm, input, num_groups, weight, bias, eps)
+    if (maps := open_of(mode)) is not None and mode.keeps(input):
+        return maps.norm2d(input, weight, bias, "group", num_groups, eps)
+    if maps is not None:
+        maps.close(input)
     return mode.kept(sparse_group_norm(input, mode.active(input.shape[2:]), num_groups, weight, bias, eps))
 
 
@@ -344,7 +348,8 @@ LAYERS: dict[Any, Any] = {
 TAKES_OPEN = {
     func
     for func, layer in LAYERS.items()
-    if layer in (conv2d, batch_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, *LOSSES.values())
+    if layer
+    in (conv2d, batch_norm, group_norm, instance_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, *LOSSES.values())
     or getattr(layer, "activates", False)
 }
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.sbnet
 
 
-def _run(program: str, x: Tensor, other: Tensor | None, plane: Plane, ring: bool = False) -> Tensor:
+def _run(program: str, x: Tensor, other: Tensor | None, plane: Plane, ring: int = 0) -> Tensor:
     """A program of sparse_pointwise on active blocks, into an open map."""
     indices, count, _, grid = plane.lists()
     out = like(x, x.shape)
@@ -26,8 +26,7 @@ def _run(program: str, x: Tensor, other: Tensor | None, plane: Plane, ring: bool
     _ops.sparse_pointwise_(
         x, other, None, None, None, indices, count, grid, program, out, *plane.edge(ring)
     )  # fmt: skip
-    if ring:
-        note_clean(out)
+    note_clean(out, ring)
     return out
 
 

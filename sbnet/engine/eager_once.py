@@ -16,6 +16,11 @@ _TOGETHER: Any = WeakTensorKeyDictionary()
 _MOST_TOGETHER = 1024
 
 
+def conv_weight(weight: Tensor) -> Tensor:
+    """That of a convolution; a linear layer [K,C] is one of 1x1."""
+    return weight[:, :, None, None] if weight.dim() == 2 else weight
+
+
 class Weights:
     """The weights of a context in its maps' dtype, and turned for gradients: each once, however often it is used."""
 
@@ -46,7 +51,7 @@ class Weights:
                 if turn:
                     self._turn(weight, dtype)
                 else:
-                    same = weight.detach().to(dtype).contiguous(memory_format=torch.channels_last)
+                    same = conv_weight(weight.detach()).to(dtype).contiguous(memory_format=torch.channels_last)
                     self._keep(key, weight, (same, None))
         return self._found[key][1]
 
@@ -63,7 +68,7 @@ class Weights:
                     wanted.append(other)
         elif len(self._together) < _MOST_TOGETHER and not any(r() is weight for r, _ in self._together):
             self._together.append((weakref.ref(weight), dtype))
-        found = _ops.turn_conv_weights(wanted, dtype)
+        found = _ops.turn_conv_weights([conv_weight(w) for w in wanted], dtype)
         for w, same, turned in zip(wanted, found[: len(wanted)], found[len(wanted) :], strict=True):
             self._keep(_key(w, dtype, True), w, (same, turned))
 

@@ -19,7 +19,10 @@ from torch import Tensor
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, Readers, fits, told
 from sbnet.engine.eager_grads import Groups
 from sbnet.engine.eager_losses import Product, Total
-from sbnet.engine.eager_once import Counts, Weights
+from sbnet.engine.eager_nhwc import BASE, base_of
+from sbnet.engine.eager_norms import Norm2d
+from sbnet.engine.eager_once import Counts, Weights, conv_weight
+from sbnet.engine.eager_response import Responses
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
 from sbnet.ops.common import is_channels_last
@@ -43,6 +46,12 @@ PROPERTIES = {
 }  # fmt: skip
 
 
+def reads_no_pixels(func: Any, move: str | None) -> bool:
+    if move == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", "") in PROPERTIES
+    return move in PLAIN
+
+
 @dataclass
 class _Pending:
     """A layer that has not been run."""
@@ -61,8 +70,8 @@ class _Open:
 
     plane: Plane
     pending: _Pending | None
-    ring: bool = False  # are the pixels next to its blocks 0?
-    wants_ring: bool = False  # of the gradient
+    ring: int = 0  # pixels next to its blocks that are 0
+    wants_ring: int = 0  # pixels around the gradient that are wanted to be 0
     node: Any = None  # its grad_fn when it was noted: where another made it since, what is pending is not its history
     readers: Readers | None = None
 
@@ -76,7 +85,9 @@ class OpenMaps:
         self.counts = Counts()
         self.weights = Weights()
         self.groups = Groups()
+        self.responses = Responses(mode, self)
         self._fringes: dict[Any, Fringe] = {}
+        self._rings: dict[Any, dict[int, Fringe]] = {}
 
     # ---- what is known
 
@@ -96,8 +107,8 @@ class OpenMaps:
             return None
         return known, known.pending
 
-    def settle(self, x: Any, ring: bool = False) -> None:
-        """Computes what is pending."""
+    def settle(self, x: Any, ring: int = 0) -> None:
+        """Computes what is pending. ring: pixels next to its blocks that shall be 0."""
         known = self.of(x)
         if known is None or known.pending is None:
             return
@@ -112,9 +123,13 @@ class OpenMaps:
             x = reference()
             if x is not None and all(x is not t for t in but):
                 self.settle(x)
+        self.responses.make_all()
 
     def close(self, x: Any) -> None:
         """Zeros outside of the active blocks."""
+        base = base_of(x)
+        if base is not None:
+            return self.close(base)
         known = self.of(x)
         if known is None:
             return
@@ -128,10 +143,7 @@ class OpenMaps:
         if known is None:
             return
         self.settle(x)
-        key = tuple(x.shape[2:]), tuple(plane.active.grid.numbers()), tuple(map(tuple, window))
-        if key not in self._fringes:
-            self._fringes[key] = fringe(known.plane.active, plane.active, x.shape[2:], *window)
-        pixels = self._fringes[key]
+        pixels = self._fringe(known.plane, plane, x.shape[2:], window)
         own = known.plane.active
         _ops.sparse_pointwise_(
             torch.empty_like(x), None, None, None, None, own.indices[:0], own.count, own.grid.numbers(), "", x.detach(),
@@ -144,21 +156,27 @@ class OpenMaps:
             if isinstance(t, (tuple, list)):
                 self.close_all(t, hooked)
             elif isinstance(t, Tensor):
+                self.responses.make(t)
                 self.close(t)
                 if hooked and self._mode.keeps(t):
                     self._hook(t)
+                elif hooked and t.__dict__.pop(BASE, None) is not None:  # what reads it reads it as itself
+                    self._hook(t, nhwc=True)
 
-    def _hook(self, x: Tensor) -> None:
+    def _hook(self, x: Tensor, nhwc: bool = False) -> None:
         """Whoever looks at its gradient sees zeros outside of the active blocks."""
         if x.requires_grad and not x.__dict__.get(HOOKED):
-            active = self._mode.active(x.shape[2:])
+            there, back = ((0, 3, 1, 2), (0, 2, 3, 1)) if nhwc else ((0, 1, 2, 3), (0, 1, 2, 3))
+            active = self._mode.active(x.shape[1:3] if nhwc else x.shape[2:])
             block_map, grid = active.block_map, active.grid.numbers()
-            x.register_hook(lambda grad: masked_gradient(grad, block_map, grid))
+            x.register_hook(lambda grad: masked_gradient(grad.permute(there), block_map, grid).permute(back))
             x.__dict__[HOOKED] = True
 
     def finish(self, failed: bool) -> None:
         """Who holds a map when the context ends may do anything with it."""
         self.counts.flush()
+        if not failed:
+            self.responses.make_all()
         living = [x for x in (reference() for reference in self._seen) if x is not None]
         for x in living if not failed else ():
             self.settle(x)
@@ -172,6 +190,7 @@ class OpenMaps:
         self.weights.clear()
         self.groups.clear()
         self._fringes.clear()
+        self._rings.clear()
 
     # ---- layers
 
@@ -193,40 +212,69 @@ class OpenMaps:
         return known.readers, known.readers.join(node)
 
     def _plane(self, size: Any) -> Plane:
-        return Plane(self._mode.active(size), self._mode.ring(size))
+        key = int(size[0]), int(size[1])
+        if key not in self._rings:
+            self._rings[key] = {1: self._mode.ring(size)}
+        return Plane(self._mode.active(size), self._rings[key])
+
+    def _widen(self, plane: Plane, size: Any, reach: int) -> None:
+        """Its ring of so many pixels."""
+        if reach and reach not in plane.rings:
+            numbers = [[n, n] for n in (2 * reach + 1, 1, reach, 1)]
+            plane.rings[reach] = self._fringe(plane, plane, size, numbers)
+
+    def _fringe(self, own: Plane, plane: Plane, size: Any, window: Any) -> Fringe:
+        """Pixels of a plane of this size and its own list that a window reads for another one's."""
+        key = tuple(size), tuple(plane.active.grid.numbers()), tuple(map(tuple, window))
+        if key not in self._fringes:
+            self._fringes[key] = fringe(own.active, plane.active, size, *window)
+        return self._fringes[key]
 
     def conv(self, x: Tensor, weight: Tensor, bias: Any, size: Any, window: Any, groups: int) -> Tensor:
         stride, padding, dilation = ([*to_pair(v, "masked: window")] for v in window)
-        kernel = weight.shape[2:]
+        kernel = weight.shape[2:] or (1, 1)  # of a linear layer [K,C]
         reach = max(max(p, d * (k - 1) - p) for p, d, k in zip(padding, dilation, kernel, strict=True))
         alike = stride == [1, 1] and tuple(size) == tuple(x.shape[2:])
         known, listed = self.of(x), self._mode.keeps(x)
         if known is not None:
-            self.settle(x, ring=reach > 0)
-            if not alike or reach > 1 or (reach == 1 and not known.ring):
+            ring = reach if alike else min(reach, 1)
+            if known.pending is not None:
+                self._widen(known.plane, x.shape[2:], ring)
+            self.settle(x, ring)
+            if not alike or known.ring < reach:
                 self.clear(x, self._plane(size), (list(kernel), stride, padding, dilation))
         (x,) = autocast(x)
         plane = self._plane(size)
         x_plane = self._plane(x.shape[2:]) if listed else None
         turn = x.is_cuda and groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
         same, turned = self.weights.of(weight, x.dtype, turn)
-        exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
+        exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and (alike or reach <= 1)
+        if exact:
+            self._widen(plane, size, reach)
         later = self.groups.of(weight, bias)
-        form = weight.dtype, is_channels_last(weight)
+        form = weight.dtype, is_channels_last(conv_weight(weight)), weight.shape
         edge, *of_group = (weight,) if later is None else later
         window = stride, padding, dilation
         of = Conv(plane, window, groups, reach, x_plane, exact, same, turned, *form, of_group)
         pending = _Pending(of, x, edge, bias)
-        return self._add(self._layer(None, pending, False), _Open(plane, pending, wants_ring=exact and reach > 0))
+        return self._add(self._layer(None, pending, False), _Open(plane, pending, wants_ring=reach if exact else 0))
 
     def norm(self, x: Tensor, weight: Any, bias: Any, eps: float, follow: list[Any]) -> Tensor:
         """follow: running statistics, and by how much they move; or nothing."""
         self.settle(x)
         known = self.of(x)
         plane = self._plane(x.shape[2:])
-        of = Norm(plane, eps, follow, known is not None and known.wants_ring)
+        of = Norm(plane, eps, follow, 0 if known is None else known.wants_ring)
         pending = _Pending(of, x, weight, bias)
         return self._add(self._layer(None, pending, False), _Open(plane, pending))
+
+    def norm2d(self, x: Tensor, weight: Any, bias: Any, method: str, groups: int, eps: float) -> Tensor:
+        """One without running statistics."""
+        self.settle(x)
+        known, plane = self.of(x), self._plane(x.shape[2:])
+        ring = 0 if known is None else known.wants_ring
+        out = Norm2d.apply(x, weight, bias, plane, method, groups, eps, ring)
+        return self._add(out, _Open(plane, None))
 
     def activate(self, x: Tensor, name: str, param: float, inplace: bool) -> Tensor | None:
         """As the end of the pending layer; None where it must be an op of its own."""
@@ -242,14 +290,14 @@ class OpenMaps:
                 return None
             known.pending = None
             with torch.no_grad():
-                of.run(x, p.x, p.weight, p.bias, x, True)
+                of.run(x, p.x, p.weight, p.bias, x, 1)
             if x.grad_fn is not None:
                 x.grad_fn.of, x.grad_fn.given = of, (x.detach(), x._version)  # type: ignore[attr-defined]
-            return self._add(x, _Open(known.plane, None, ring=True))
+            return self._add(x, _Open(known.plane, None, ring=1))
         if inplace:
             known.pending = None
         out = self._layer(x if inplace else None, p, True, of)
-        return self._add(out, _Open(known.plane, None, ring=True))
+        return self._add(out, _Open(known.plane, None, ring=1))
 
     def add(self, a: Tensor, b: Tensor, inplace: bool) -> Tensor | None:
         """Of two maps, as the residual of the one that is pending; None where neither is."""
@@ -278,7 +326,7 @@ class OpenMaps:
         self.settle(x)
         self.settle(other)
         known, plane = self.of(x), self._plane(x.shape[2:])
-        wants_ring = known is not None and known.wants_ring
+        wants_ring = 0 if known is None else known.wants_ring
         return self._add(Product.apply(x, other, plane, name, wants_ring), _Open(plane, None))
 
     def total(self, x: Tensor, mean: bool) -> Tensor:
@@ -294,4 +342,4 @@ class OpenMaps:
         open_ones = [k for k in known if k is not None]
         if not open_ones:
             return self._mode.kept(out)
-        return self._add(out, _Open(open_ones[0].plane, None, ring=all(k.ring for k in open_ones)))
+        return self._add(out, _Open(open_ones[0].plane, None, ring=min(k.ring for k in open_ones)))

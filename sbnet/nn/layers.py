@@ -78,25 +78,19 @@ class SparseConv2d(nn.Conv2d):
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
 
     def forward(
-        self,
-        x: Tensor,
-        active: Active = ...,
-        *,
-        activation: str | None = None,
-        negative_slope: float = 0.01,
-        residual: Tensor | None = None,
-        slope: Tensor | None = None,
-        residual_after: bool = False,
-    ) -> Tensor:
+        self, x: Tensor, active: Active = ..., *, activation: str | None = None, negative_slope: float = 0.01,
+        residual: Tensor | None = None, slope: Tensor | None = None, residual_after: bool = False,
+        x_active: ActiveBlocks | None = None,
+    ) -> Tensor:  # fmt: skip
         """act(conv(x) + residual), or act(conv(x)) + residual with residual_after: x [N,C,H,W], residual
-        [N,K,H_out,W_out], active of the H_out x W_out plane. slope [K] or [1]: of "leaky_relu", as in
-        `sparse_conv2d`."""
+        [N,K,H_out,W_out], active of the H_out x W_out plane. slope [K] or [1]: of "leaky_relu"; x_active: the list of
+        x's plane, where x is 0 elsewhere, as in `sparse_conv2d`."""
         blocks = given(active, self)
         if blocks is not None:
             return sparse_conv2d(
                 x, self.weight, self.bias, blocks,
                 activation=activation, negative_slope=negative_slope, residual=residual, slope=slope,
-                residual_after=residual_after, **self.geometry(),
+                residual_after=residual_after, x_active=x_active, **self.geometry(),
             )  # fmt: skip
         y = super().forward(x)
         before, after = (None, residual) if residual_after else (residual, None)

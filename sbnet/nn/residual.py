@@ -23,11 +23,17 @@ def convolve(
     active: ActiveBlocks | None,
     activation: str | None = None,
     residual: Tensor | None = None,
+    x_active: ActiveBlocks | None = None,
 ) -> Tensor:
-    """activation(norm(conv(x)) + residual), in one op where the normalisation was folded away."""
+    """activation(norm(conv(x)) + residual), in one op where the normalisation was folded away. x_active: the list that
+    x was written on."""
+    if torch.compiler.is_compiling() or (
+        x_active and x_active.grid != BlockGrid.cover(x.shape[2:], x_active.grid.bsize)
+    ):
+        x_active = None  # its blocks are not those of x's plane alone
     if isinstance(norm, nn.Identity):
-        return conv(x, active, activation=activation, residual=residual)
-    y = norm(conv(x, active), active)
+        return conv(x, active, activation=activation, residual=residual, x_active=x_active)
+    y = norm(conv(x, active, x_active=x_active), active)
     if residual is not None:
         y = y + residual if active is None else sparse_fill(y + residual, active)
     return F.relu(y) if activation == "relu" else y
@@ -102,10 +108,12 @@ class _ResidualBlock(nn.Module):
             return self._on_the_stack(x, out_active)
         y = rectify(self.bn1, x, active) if self.preactivation else x
         shortcut = x if self.downsample is None else self.downsample(y, out_active)
+        written = active if self.preactivation else None
         for conv, norm, last in self._steps():
             active = out_active if conv.stride != (1, 1) else active
             activation = None if last and self.preactivation else "relu"
-            y = convolve(conv, norm, y, active, activation, shortcut if last else None)
+            y = convolve(conv, norm, y, active, activation, shortcut if last else None, written)
+            written = active
         return y
 
     def _steps(self) -> Iterator[tuple[Any, nn.Module, bool]]:

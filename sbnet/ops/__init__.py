@@ -27,6 +27,8 @@ from sbnet.ops.masked.norm import (
     sparse_instance_norm,
     sparse_layer_norm2d,
     sparse_layer_norm2d_,
+    sparse_response_norm,
+    sparse_response_norm_,
     sparse_softmax2d,
     sparse_softmax2d_,
 )
@@ -98,6 +100,8 @@ __all__ = [
     "sparse_rearrange_",
     "sparse_resize2d",
     "sparse_resize2d_",
+    "sparse_response_norm",
+    "sparse_response_norm_",
     "sparse_scatter",
     "sparse_scatter_",
     "sparse_softmax2d",

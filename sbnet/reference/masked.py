@@ -255,6 +255,12 @@ def sparse_instance_norm(
     return norm_whole(x, weight, bias, active.pixel_mask(x.shape[2:]), "group", x.shape[1], eps)
 
 
+def sparse_response_norm(
+    x: Tensor, active: ActiveBlocks, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6
+) -> Tensor:
+    return norm_whole(x, weight, bias, active.pixel_mask(x.shape[2:]), "response", 1, eps)
+
+
 def sparse_layer_norm2d(
     x: Tensor, active: ActiveBlocks, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:

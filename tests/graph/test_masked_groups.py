@@ -91,7 +91,7 @@ def test_gradients_are_those_of_each_layer(device, halves, monkeypatch, calls):
     backward(net, x, mask, halves)  # a first step learns which layers there are
     calls.clear()
     together, again = backward(net, x, mask, halves), backward(net, x, mask, halves)
-    assert calls == [3, 3, 1] * 2  # from the last group on; a weight that is used twice makes four of three
+    assert calls == [1, 3, 3, 1] * 2  # from the last group on; a weight that is used twice makes four of three
     exact = exactly(net, x, mask)
     for name, grad in together.items():
         assert_bitwise(grad, again[name])
@@ -125,7 +125,7 @@ def test_hooks_and_sums_see_gradients(device, calls):
         assert_bitwise(seen[name], want[name])
         times = 3 if name == "convs.1.weight" else 2
         torch.testing.assert_close(p.grad, times * want[name])
-    assert sum(calls) == 2 * 7 + 1
+    assert sum(calls) == 2 * 8 + 1
 
 
 def test_weights_that_are_used_often(device, calls, monkeypatch):
@@ -134,11 +134,26 @@ def test_weights_that_are_used_often(device, calls, monkeypatch):
     backward(net, x, mask)
     calls.clear()
     together = backward(net, x, mask)
-    assert calls == [3, 3, 3]  # one convolution beside each
+    assert calls == [1, 3, 3, 3]  # the head, and one convolution beside each
     with apart(monkeypatch):
         each = backward(net, x, mask)
     for name, grad in together.items():
         torch.testing.assert_close(grad, each[name])
+
+
+def test_a_weight_with_two_biases(device, monkeypatch):
+    """A layer whose weight is known with another bias computes its gradients by itself."""
+    net, x, mask = made(device)
+    twin = nn.Conv2d(CHANNELS, 4, 1).to(device)
+    twin.weight = net.head.weight
+    net.head = nn.Sequential(net.head, nn.ConvTranspose2d(4, CHANNELS, 1).to(device), twin)
+    backward(net, x, mask)
+    together = backward(net, x, mask)
+    exact = exactly(net, x, mask)
+    with apart(monkeypatch):
+        each = backward(net, x, mask)
+    for name, grad in together.items():
+        assert_as_accurate_as_torch(grad, each[name], exact[name])
 
 
 def test_what_is_held_is_bounded(device, calls, monkeypatch):
@@ -149,7 +164,7 @@ def test_what_is_held_is_bounded(device, calls, monkeypatch):
     monkeypatch.setattr(eager_grads, "MOST_HELD", 3 * 4 * CHANNELS * x[:, 0].numel())  # a layer has two maps of these
     for name, grad in backward(net, x, mask).items():
         torch.testing.assert_close(grad, want[name])
-    assert calls == [2, 1, 2, 2]
+    assert calls == [1, 2, 1, 2, 2]
 
 
 def test_passes_that_want_no_weights_hold_nothing(device, monkeypatch):
@@ -162,7 +177,7 @@ def test_passes_that_want_no_weights_hold_nothing(device, monkeypatch):
     with sbnet.masked(mask, block=8):
         loss = net(x).square().mean()
     torch.autograd.grad(loss, [x])
-    assert len(groups) == 7
+    assert len(groups) == 8
     assert not any(group._works for group in groups)
 
 
@@ -202,7 +217,7 @@ def test_two_steps_in_one_graph_of_autograd(device, calls):
     calls.clear()
     (head,) = torch.autograd.grad(losses[0], [net.head.weight], retain_graph=True)
     assert_bitwise(head, single[0][names.index("head.weight")])
-    assert not calls  # of no other weight
+    assert calls == [1]  # of no other weight
 
     def fail(grad):
         raise ZeroDivisionError

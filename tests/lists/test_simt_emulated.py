@@ -324,8 +324,11 @@ def test_squeeze_excite(emulated, seed):
         assert_as_accurate_as_torch(y, reference.sparse_squeeze_excite2d(x, active, *given, **steps), exact)
 
 
+NORM_KINDS = ["group", "layer", "softmax", "log_softmax", "response"]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", ["group", "layer", "softmax", "log_softmax"])
+@pytest.mark.parametrize("kind", NORM_KINDS)
 def test_norm(emulated, kind, seed):
     rng = random.Random(seed)
     for dtype in FLOATS:
@@ -341,7 +344,7 @@ def test_norm(emulated, kind, seed):
             emulated, "norm", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], weight, bias, active.indices,
             active.count, active.block_map, ctypes.c_int64(active.capacity), active.grid.numbers(), edge.pixels,
             edge.count, ctypes.c_int64(len(edge.pixels)),
-            ["group", "layer", "softmax", "log_softmax"].index(kind), groups, ctypes.c_float(eps),
+            NORM_KINDS.index(kind), groups, ctypes.c_float(eps),
         )  # fmt: skip
         inside = active.pixel_mask(size)
         want, theirs = (

@@ -18,11 +18,14 @@ from support.helpers import assert_as_accurate_as_torch, poison, random_active, 
 def emulated(tmp_path_factory):
     names = ("masked/conv", "masked/conv_query", "masked/conv_grad", "grid", "layer", "memory", "settled", "through")
     units = [TOOLS / "entry_grad.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
-    kernels = [CSRC / f"cuda/masked/conv_grad{name}.cu" for name in ("", "_add", "_cells", "_few", "_layers", "_rows")]
+    kernels = [
+        CSRC / f"cuda/masked/conv_grad{name}.cu"
+        for name in ("", "_add", "_cells", "_depthwise", "_few", "_layers", "_rows")
+    ]
     return emulated_library(tmp_path_factory, "conv_grad", [*kernels, CSRC / "cuda/capability.cu"], units)
 
 
-CELLS, ROWS, FEW, REST = range(4)
+CELLS, ROWS, FEW, REST, DEPTHWISE = range(5)
 # kernel, channels, filters, taps, stride, padding, dilation, groups, block
 LAYERS = {
     "3x3": (CELLS, 40, 72, 3, 1, 1, 1, 1, 8), "3x3, cells that are not full": (CELLS, 16, 24, 3, 1, 1, 1, 1, (7, 12)),
@@ -36,6 +39,11 @@ LAYERS = {
     "few channels, groups": (FEW, 10, 32, 3, 1, 2, 1, 2, 8), "few channels, dilated": (REST, 3, 8, 3, 1, 2, 2, 1, 8),
     "few channels, two tiles": (FEW, 4, 8, 7, 1, 3, 1, 1, 8),
     "few channels, small blocks": (REST, 3, 20, 3, 1, 1, 1, 1, 2),
+    "depthwise 7x7": (DEPTHWISE, 24, 24, 7, 1, 3, 1, 24, 8),
+    "depthwise 3x3, blocks of no whole strips": (DEPTHWISE, 72, 72, 3, 1, 1, 1, 72, (3, 12)),
+    "depthwise, stride 2": (DEPTHWISE, 16, 16, 5, 2, 2, 1, 16, 4),
+    "depthwise, dilated, two of each": (DEPTHWISE, 6, 12, 3, 1, 2, 2, 6, 8),
+    "depthwise, more taps than a group": (DEPTHWISE, 8, 8, 9, 1, 4, 1, 8, 8),
     "outputs of no whole words": (REST, 8, 20, 3, 1, 1, 1, 1, 8),
 }  # fmt: skip
 
@@ -139,9 +147,10 @@ def test_layers_of_one_call(emulated, multiprocessors):
 
     def made(seed):
         found = []
-        for k, name in enumerate(["1x1", "3x3", "few channels", "1x1", "3x3 groups", "3x3", "1x1, few inputs", "1x1"]):
+        names = ["1x1", "3x3", "few channels", "1x1", "3x3 groups", "3x3", "1x1, few inputs", "1x1", "depthwise 7x7"]
+        for k, name in enumerate(names):
             more = {"size": (11 + k, 18 - k), "batch": 1 + k % 2, "density": (1.0, 0.4, 0.0)[(k + seed) % 3]}
-            more |= {"dtype": torch.float16 if k == 7 else torch.bfloat16, "bias": k == 5, "wide": k != 4}
+            more |= {"dtype": torch.float16 if k == 7 else torch.bfloat16, "bias": k in (1, 5, 8), "wide": k != 4}
             found.append(Layer(LAYERS[name], seed=seed + k, multiprocessors=multiprocessors, **more))
         return found
 

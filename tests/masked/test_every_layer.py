@@ -68,6 +68,7 @@ LAYERS = {
     "nearest": Layer("sparse_resize2d", alone, (24, 36), more={"scale_factor": 2}),
     "bicubic": Layer("sparse_resize2d", alone, (24, 36), more={"scale_factor": 2, "mode": "bicubic"}),
     "group norm": Layer("sparse_group_norm", alone, after=(4,), raw="sparse_norm2d"),
+    "response norm": Layer("sparse_response_norm", alone, raw="sparse_norm2d"),
     "layer norm": Layer("sparse_layer_norm2d", alone, raw="sparse_norm2d"),
     "softmax": Layer("sparse_softmax2d", alone, raw="sparse_norm2d"),
     "program": Layer("sparse_pointwise", alone, after=("mul 2; relu",), out_last=True),

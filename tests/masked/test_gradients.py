@@ -11,7 +11,7 @@ from sbnet.geometry import conv_output_size
 from sbnet.ops.masked.batch_norm import batch_norm2d, batch_norm_whole, follow_
 from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.masked.norm import norm_whole
-from support.helpers import assert_as_accurate_as_torch, laid_out, one_block, random_active, tensor
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, one_block, random_active, tensor
 from support.layer_checks import assert_same_bits_on_any_threads
 
 OPS = torch.ops.sbnet
@@ -196,9 +196,77 @@ def test_running_statistics_are_those_of_nn_batch_norm(device):
     assert torch.equal(mean, before)
 
 
+def response_whole(x, weight, bias, inside):
+    """Of a map times its mask, by PyTorch's norm: zeros add nothing to it."""
+    x = torch.where(inside, x, 0.0)
+    size = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)
+    shares = size / (size.mean(1, keepdim=True) + 1e-6)
+    return torch.where(inside, x + weight[:, None, None] * (x * shares) + bias[:, None, None], 0.0)
+
+
+NORMS = {
+    "layer": lambda x, w, b, inside: norm_whole(x, w, b, inside, "layer", 1, 1e-6),
+    "group": lambda x, w, b, inside: norm_whole(x, w, b, inside, "group", x.shape[1] // 4 or 1, 1e-6),
+    "response": response_whole,
+}
+
+
+@pytest.mark.parametrize("method", NORMS)
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.5, 1.0])
+def test_norms_in_place_write_the_blocks_and_the_ring(device, method, density):
+    """What is not active is NaN, and not read; what is neither active nor of the ring is left alone."""
+    for dtype, channels, layout in ((torch.bfloat16, 72, "channels_last"), (torch.float32, 12, "contiguous")):
+        active = random_active(BlockGrid.cover((29, 34), 4), 3, density, device)
+        ring = sbnet.fringe(active, active, (29, 34), 7, 1, 3)
+        inside = active.pixel_mask((29, 34))
+        x, dy = (laid_out(tensor((3, channels, 29, 34), dtype, device) + 2, layout) for _ in range(2))
+        weight = tensor((channels,), torch.float32, device)
+        lists = active.indices, active.count, active.block_map, active.grid.numbers()
+        numbers = method, channels // 4 if method == "group" else 1, 1e-6
+        dirty = [torch.where(inside, t, torch.nan) for t in (dy, x)]
+        out = torch.full_like(x, 7.0)
+        params = OPS.sparse_norm2d_backward_(*dirty, weight, *lists, *numbers, out, ring.pixels, ring.count)
+        leaves = [t.double().requires_grad_() for t in (x, weight, 0 * weight)]
+        whole = NORMS[method](*leaves, inside)
+        exact = torch.autograd.grad(whole, leaves, torch.where(inside, dy, 0.0).double())
+        edge = torch.zeros_like(inside).contiguous()
+        edge.view(-1)[ring.pixels[: int(ring.count)].long()] = True
+        assert_bitwise(torch.where(inside, 7.0, out), torch.where(edge, 0.0, torch.full_like(out, 7.0)))
+        got = torch.where(inside, out, 0.0).double()
+        assert (got - exact[0]).abs().max() <= (2e-2 if dtype == torch.bfloat16 else 2e-5) * (1 + exact[0].abs().max())
+        for row, want in zip(params, exact[1:], strict=True):
+            torch.testing.assert_close(row.double(), want, rtol=1e-3, atol=1e-3 * float(1 + want.abs().max()))
+
+
+@pytest.mark.parametrize("method", NORMS)
+def test_norms_of_no_images(device, method):
+    active = random_active(BlockGrid.cover((8, 8), 4), 0, 0.5, device)
+    x, weight = torch.empty(0, 8, 8, 8, device=device), torch.ones(8, device=device)
+    lists = active.indices, active.count, active.block_map, active.grid.numbers()
+    found, params = OPS.sparse_norm2d_backward(x, x, weight, *lists, method, 1, 1e-6)
+    assert found.shape == x.shape
+    assert not params.any()
+
+
+def test_norms_have_a_gradient_of_known_methods(device):
+    active = random_active(BlockGrid.cover((8, 8), 4), 1, 0.5, device)
+    x = torch.ones(1, 8, 8, 8, device=device)
+    lists = active.indices, active.count, active.block_map, active.grid.numbers()
+    for method, groups, eps, what in (
+        ("softmax", 1, 0.0, "method: expected group, layer or response, got softmax"),
+        ("what", 1, 0.0, "method: expected"),
+        ("group", 3, 1e-5, "groups: expected a divisor of 8 channels, got 3"),
+        ("response", 1, 0.0, "eps: expected"),
+        ("layer", 1, -1.0, "eps: expected"),
+    ):
+        with pytest.raises(RuntimeError, match=f"sbnet::sparse_norm2d_backward: {what}"):
+            OPS.sparse_norm2d_backward(x, x, None, *lists, method, groups, eps)
+
+
+@pytest.mark.parametrize("method", NORMS)
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
 @pytest.mark.parametrize("channels", [5, 96, 768])
-def test_layer_norm(device, channels, layout):
+def test_norm(device, channels, layout, method):
     for dtype in DTYPES:
         active = random_active(BlockGrid.cover((9, 12), 4), 2, 0.5, device)
         inside = active.pixel_mask((9, 12))
@@ -210,9 +278,14 @@ def test_layer_norm(device, channels, layout):
             leaves = [t.detach().clone().requires_grad_() for t in leaves]
             return torch.autograd.grad(f(*leaves), leaves, dy.to(dtype))
 
-        got = run(lambda x, w, b: sbnet.sparse_layer_norm2d(x, active, w, b, 1e-6), dtype, dy)  # noqa: B023
+        ours = {
+            "layer": lambda x, w, b: sbnet.sparse_layer_norm2d(x, active, w, b, 1e-6),  # noqa: B023
+            "group": lambda x, w, b: sbnet.sparse_group_norm(x, active, channels // 4 or 1, w, b, 1e-6),  # noqa: B023
+            "response": lambda x, w, b: sbnet.sparse_response_norm(x, active, w, b, 1e-6),  # noqa: B023
+        }
+        got = run(ours[method], dtype, dy)
         clean = torch.where(inside, dy, 0.0)
-        whole = lambda x, w, b: norm_whole(x, w, b, inside, "layer", 1, 1e-6)  # noqa: B023, E731
+        whole = lambda x, w, b: NORMS[method](x, w, b, inside)  # noqa: B023, E731
         torchs, exact = (run(whole, t, clean) for t in (dtype, torch.float64))
         for parts in zip(got, torchs, exact, strict=True):
             assert_as_accurate_as_torch(*parts)

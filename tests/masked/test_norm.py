@@ -18,11 +18,20 @@ from sbnet.nn import (
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
 from support.layer_checks import assert_gradients, assert_in_place, assert_network, assert_same_bits_on_any_threads
 
+
+def response_norm(x, weight, bias, eps=1e-6):
+    """As ConvNeXtV2's authors write it, of channels that lie first."""
+    size = torch.norm(x, p=2, dim=(2, 3), keepdim=True)
+    shares = size / (size.mean(1, keepdim=True) + eps)
+    return weight[:, None, None] * (x * shares) + bias[:, None, None] + x
+
+
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 # name of the op: how it is called with (weight, bias), and PyTorch's on a whole plane
 NORMS = {
     "group_norm": (lambda w, b: ((4, w, b, 1e-3), {}), lambda x, w, b: F.group_norm(x, 4, w, b, 1e-3)),
     "instance_norm": (lambda w, b: ((w, b), {}), lambda x, w, b: F.instance_norm(x, weight=w, bias=b)),
+    "response_norm": (lambda w, b: ((w, b, 1e-6), {}), lambda x, w, b: response_norm(x, w, b)),
     "layer_norm2d": (
         lambda w, b: ((w, b, 1e-6), {}),
         lambda x, w, b: F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2], w, b, 1e-6).permute(0, 3, 1, 2),
@@ -106,7 +115,7 @@ def test_an_empty_list_and_images_without_blocks(device, name):
 def test_a_mean_far_from_zero(device):
     """No difference of large sums."""
     x, weight, bias, active = make(device, shape=(1, 8, 120, 150), mean=1000.0)
-    for name in ("group_norm", "instance_norm", "layer_norm2d"):
+    for name in ("group_norm", "instance_norm", "response_norm", "layer_norm2d"):
         check(name, x, weight, bias, active)
 
 
@@ -117,6 +126,20 @@ def test_layer_norms_of_all_widths(device, channels, dtype):
     for block, density in ((4, 0.3), (16, 1.0)):
         given = make(device, dtype, shape=(1, channels, 9, 14), block=block, density=density, mean=3.0)
         check("layer_norm2d", *given)
+
+
+def test_a_response_norm_is_that_of_a_map_times_its_mask(device):
+    """Zeros add nothing to the sums of squares."""
+    x, weight, bias, active = make(device)
+    inside = active.pixel_mask(x.shape[2:])
+    got = sbnet.sparse_response_norm(x, active, weight, bias)
+    torchs, exact = (
+        response_norm((x * inside).to(dtype), weight.to(dtype), bias.to(dtype)) * inside
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert_as_accurate_as_torch(got, torchs, exact)
+    with pytest.raises(RuntimeError, match="sparse_norm2d: eps: expected more than 0, got 0"):
+        sbnet.sparse_response_norm(x, active, weight, bias, 0.0)
 
 
 def test_softmax_of_large_infinite_and_nan(device):
@@ -132,6 +155,7 @@ def test_softmax_of_large_infinite_and_nan(device):
 def test_the_same_bits_on_any_number_of_threads():
     x, weight, bias, active = make("cpu", shape=(1, 16, 100, 120))
     assert_same_bits_on_any_threads(lambda: sbnet.sparse_group_norm(x, active, 4, weight, bias))
+    assert_same_bits_on_any_threads(lambda: sbnet.sparse_response_norm(x, active, weight, bias))
 
 
 @pytest.mark.parametrize("name", NORMS)

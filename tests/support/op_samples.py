@@ -225,6 +225,7 @@ def op_samples(device):
             (grad(last), grad(bias8), grad(bias8), *lists, g, "group", 4, 1e-5),
             (grad(x), grad(bias8), None, *lists, g, "layer", 1, 1e-6),
             (grad(last), None, None, *lists, g, "log_softmax", 1, 0.0),
+            (grad(last), grad(bias8), grad(bias8), *lists, g, "response", 1, 1e-6),
         ],
         "sparse_norm2d_": [
             (x, bias8, bias8, *lists, g, "group", 8, 1e-5, 0 * x, None, None),

@@ -361,7 +361,7 @@ def torch_ops() -> set[str]:
         "sparse_batch_norm2d_backward",
         "sparse_conv2d_weight_grad",
         "sparse_conv2d_weight_grads",
-        "sparse_layer_norm2d_backward",
+        "sparse_norm2d_backward",
         "sparse_pool2d_grad",
         "turn_conv_weights",
     }

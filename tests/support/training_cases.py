@@ -49,9 +49,27 @@ def training_samples(device):
             (dy, x, None, statistics, *lists, active.block_map, g, 1e-5),
             (last_dy, last, numbers, statistics, *lists, active.block_map, g, 1e-5),
         ],
-        "sparse_layer_norm2d_backward": [
-            (dy, x, None, *lists, active.block_map, g, 1e-6),
-            (last_dy, last, numbers, *lists, active.block_map, g, 1e-6),
+        "sparse_norm2d_backward": [
+            (dy, x, None, *lists, active.block_map, g, "layer", 1, 1e-6),
+            (last_dy, last, numbers, *lists, active.block_map, g, "group", 2, 1e-6),
+            (last_dy, x, numbers, *lists, active.block_map, g, "response", 1, 1e-6),
+        ],
+        "sparse_norm2d_backward_": [
+            (dy, x, None, *lists, active.block_map, g, "response", 1, 1e-6, torch.empty_like(x), None, None),
+            (
+                last_dy,
+                last,
+                numbers,
+                *lists,
+                active.block_map,
+                g,
+                "layer",
+                1,
+                1e-6,
+                torch.empty_like(last),
+                ring.pixels,
+                ring.count,
+            ),
         ],
         "sparse_batch_norm2d_": [
             (

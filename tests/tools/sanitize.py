@@ -196,6 +196,7 @@ def norm(device: str) -> None:
         for given in (x, x.contiguous(memory_format=torch.channels_last)):
             for name, arguments in (
                 ("group_norm", (2, weight, bias)),
+                ("response_norm", (weight, bias)),
                 ("layer_norm2d", (weight, None)),
                 ("softmax2d", ()),
             ):

@@ -8,6 +8,7 @@ from sanitize_convs import some_active
 import sbnet
 from sbnet import BlockGrid
 from sbnet.geometry import conv_output_size
+from sbnet.ops.masked.norm import norm_whole
 
 CONVS = [  # channels, filters, kernel, stride, padding, dilation, groups
     (6, 4, 3, 1, 1, 1, 1),
@@ -17,6 +18,7 @@ CONVS = [  # channels, filters, kernel, stride, padding, dilation, groups
     (16, 136, 1, 1, 0, 1, 1),
     (264, 24, 1, 1, 0, 1, 1),
     (40, 40, 5, 1, 2, 1, 40),
+    (72, 72, 7, 1, 3, 1, 72),  # strips that are cut off
     (8, 8, 3, 1, 2, 2, 2),
 ]
 
@@ -64,8 +66,23 @@ def layer_gradients(device: str) -> None:
         def layer_norm(x, weight, bias):
             return torch.nn.functional.layer_norm(x.movedim(1, -1), weight.shape, weight, bias, 1e-5).movedim(-1, 1)
 
+        inside = active.pixel_mask((19, 30))
+
+        def response_norm(x, weight, bias, inside=inside):
+            x = torch.where(inside, x, 0.0)
+            size = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)
+            shares = size / (size.mean(1, keepdim=True) + 1e-5)
+            return x + weight[:, None, None] * x * shares + bias[:, None, None]
+
+        def group_norm(x, weight, bias, inside=inside):
+            return norm_whole(x, weight, bias, inside, "group", 2, 1e-5)
+
         made = sbnet.sparse_layer_norm2d(x, active, weight, bias, 1e-5)
         like_dense(made, active, [x, weight, bias], layer_norm)
+        made = sbnet.sparse_response_norm(x, active, weight, bias, 1e-5)
+        like_dense(made, active, [x, weight, bias], response_norm)
+        made = sbnet.sparse_group_norm(x, active, 2, weight, bias, 1e-5)
+        like_dense(made, active, [x, weight, bias], group_norm)
         for window in ({"kernel_size": 3, "stride": 1, "padding": 1}, {"kernel_size": 2, "stride": 2}):
             size = (19, 30) if window["stride"] == 1 else (9, 15)
             pools = some_active((2, *size), BlockGrid.cover(size, (5, 8)), 0.6, device)

@@ -1,5 +1,5 @@
-"""sparse_group_norm_ (sparse_instance_norm is that of C groups), sparse_layer_norm2d_ and sparse_softmax2d_ on active
-blocks, against PyTorch's of the whole plane, channels_last."""
+"""sparse_group_norm_ (sparse_instance_norm is that of C groups), sparse_response_norm_, sparse_layer_norm2d_ and
+sparse_softmax2d_ on active blocks, against PyTorch's of the whole plane, channels_last."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongRe
 # What is passed beside x, weight and bias; the dense layer; how often x is read.
 NORMS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], int]] = {
     "group_norm": (lambda w, b: (32, w, b), lambda x, w, b: F.group_norm(x, 32, w, b), 2),
+    "response_norm": (lambda w, b: (w, b), lambda x, w, b: response_norm(x, w, b), 2),
     "layer_norm2d": (
         lambda w, b: (w, b),
         lambda x, w, b: F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2], w, b).permute(0, 3, 1, 2),
@@ -27,6 +28,13 @@ NORMS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], int]] = {
     ),
     "softmax2d": (lambda w, b: (), lambda x, w, b: F.softmax(x, 1), 1),
 }
+
+
+def response_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As ConvNeXtV2 writes it."""
+    size = x.norm(p=2, dim=(2, 3), keepdim=True)
+    shares = x * (size / (size.mean(1, keepdim=True) + 1e-6))
+    return x + torch.addcmul(bias.view(1, -1, 1, 1), weight.view(1, -1, 1, 1), shares)
 
 
 def cases(setting: Setting) -> Iterator[Case]:

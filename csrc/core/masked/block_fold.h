@@ -6,9 +6,12 @@
 
 namespace sbnet {
 
-enum class FoldKind : int32_t { kSum, kMax, kMoments };
-// Numbers a channel: the sum, the largest, or the mean and the sum of squared distances from it.
-SBNET_HOST_DEVICE constexpr int fold_values(FoldKind kind) { return kind == FoldKind::kMoments ? 2 : 1; }
+enum class FoldKind : int32_t { kSum, kMax, kMoments, kGradient };
+// Numbers a channel: the sum, the largest, or the mean and the sum of squared distances from it; with a gradient also
+// its sum, and that of its products with those distances.
+SBNET_HOST_DEVICE constexpr int fold_values(FoldKind kind) {
+  return kind == FoldKind::kGradient ? 4 : kind == FoldKind::kMoments ? 2 : 1;
+}
 
 struct PixelRect {
   int32_t row, row_end, column, column_end;
@@ -88,6 +91,9 @@ inline int64_t image_fold_bytes(const TensorView& x) {
   const int64_t floats = size_product({x.size[0], kImageRanks, x.size[1] + 1});
   return floats <= INT64_MAX / 4 ? floats * 4 : INT64_MAX;
 }
+
+// Numbers that a table lies behind, in whole words of 16 bytes.
+SBNET_HOST_DEVICE constexpr int64_t in_quads(int64_t floats) { return (floats + 3) / 4 * 4; }
 
 // What parts found: `values` [parts, fold_values, C], then `counts` [parts] of pixels.
 inline int64_t fold_bytes(const FoldParts& p, FoldKind kind) {

@@ -1,25 +1,31 @@
 // Normalisations on the active blocks: GroupNorm, whose mean and variance are those of an image's active pixels (as
-// many groups as channels are InstanceNorm); LayerNorm over the channels of each pixel; softmax over the channels.
+// many groups as channels are InstanceNorm); LayerNorm over the channels of each pixel; softmax over the channels; the
+// global response norm of ConvNeXtV2 (Woo et al., 2023): with G the root of the sum of a channel's squares over an
+// image's active pixels, y = x + weight x G / (mean of G over the channels + eps) + bias.
 #pragma once
 #include "core/layer.h"
 #include "core/masked/block_fold.h"
 
 namespace sbnet {
 
-enum class NormKind : int32_t { kGroup, kLayer, kSoftmax, kLogSoftmax };
-inline constexpr const char* kNormNames[] = {"group", "layer", "softmax", "log_softmax"};
+enum class NormKind : int32_t { kGroup, kLayer, kSoftmax, kLogSoftmax, kResponse };
+inline constexpr const char* kNormNames[] = {"group", "layer", "softmax", "log_softmax", "response"};
+// Are its statistics those of an image's active pixels?
+SBNET_HOST_DEVICE constexpr bool of_images(NormKind kind) {
+  return kind == NormKind::kGroup || kind == NormKind::kResponse;
+}
 
 struct NormParams {
   NormKind kind;
   TensorView x;       // [N, C, H, W] float32, float16 or bfloat16, any strides; read in active blocks alone
   TensorView y;       // [N, C, H, W] of x.dtype, any strides; must not overlap x
-  ActiveView active;  // tiling grid of the plane; kGroup reads its block map
+  ActiveView active;  // tiling grid of the plane; norms of images read its block map
   FringeView fringe;
-  const void* weight;  // kGroup, kLayer: [C] of param_dtype, or null: 1
+  const void* weight;  // of norms: [C] of param_dtype, or null: 1
   const void* bias;    // [C] of param_dtype, or null: 0
   DType param_dtype;   // x.dtype or float32
   int32_t groups;      // kGroup: a divisor of C
-  float eps;           // kGroup, kLayer: added to the variance, which is that of all numbers (not n - 1)
+  float eps;           // added to the variance, which is that of all numbers (not n - 1), or to the mean of G
 };
 
 // Shapes, dtypes, grid against plane. Everything a kernel relies on.
@@ -31,10 +37,15 @@ inline FoldParts parts_of(const NormParams& p, int64_t part_pixels) {
   return parts;
 }
 
-// kGroup: what the parts found lies in the workspace first, then [N, 3, C]: mean, scale and shift of each channel, by
-// which y = (x - mean) * scale + shift. (One product and sum, x * scale + shift, would cancel where the mean is large.)
+// Norms of images: what the parts found lies in the workspace first, then [N, 3, C]: mean, scale and shift of each
+// channel, by which y = (x - mean) * scale + shift. (One product and sum, x * scale + shift, would cancel where the
+// mean is large.)
+// Parts of an image that a GPU's response norms sum, at most: [N, parts, sums, C], and the table.
+constexpr int kMostImageParts = 64;
+SBNET_EXPORT int64_t image_norm_bytes(const TensorView& x, const BlockGrid& grid, int sums, int rows, int64_t folds);
+
 inline float* group_table(const FoldParts& parts, void* workspace) {
-  return fold_counts(parts, FoldKind::kMoments, workspace) + parts.count();
+  return fold_counts(parts, FoldKind::kMoments, workspace) + in_quads(parts.count());
 }
 
 // Count, mean and sum of squared distances from it of some numbers. Where hundreds of parts merge, a mean of double

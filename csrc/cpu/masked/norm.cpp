@@ -2,6 +2,7 @@
 // arithmetic of a row is in norm_kernel.h.
 #include "core/masked/norm.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cpu/masked/block_fold.h"
@@ -44,6 +45,32 @@ void fill_table(const NormParams& p, const FoldParts& parts, void* workspace, co
   });
 }
 
+// The same of a response norm.
+void fill_response_table(const NormParams& p, const FoldParts& parts, void* workspace, const Parallel& parallel) {
+  const int64_t C = p.x.size[1];
+  const float *values = static_cast<const float*>(workspace),
+              *counts = fold_counts(parts, FoldKind::kMoments, workspace);
+  float* const table = group_table(parts, workspace);
+  parallel_for(parallel, p.x.size[0], 1 + 16384 / (C * parts.slices), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      float *shift = table + 3 * n * C, *scale = shift + C, *bias = scale + C;
+      std::fill(shift, bias, 0.0f);
+      for (int64_t part = n * parts.slices; part < (n + 1) * parts.slices; ++part)
+        for (int64_t c = 0; c < C; ++c) {
+          const float mean = values[2 * part * C + c];
+          scale[c] += values[(2 * part + 1) * C + c] + counts[part] * mean * mean;
+        }
+      double sum = 0;
+      for (int64_t c = 0; c < C; ++c) sum += scale[c] = std::sqrt(scale[c]);
+      const float all = static_cast<float>(sum / static_cast<double>(C)) + p.eps;
+      for (int64_t c = 0; c < C; ++c) {
+        scale[c] = 1.0f + parameter(p.weight, p.param_dtype, c, 1.0f) * scale[c] / all;
+        bias[c] = parameter(p.bias, p.param_dtype, c, 0.0f);
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sbnet
 
@@ -56,10 +83,11 @@ sbnet::Status sbnet_sparse_norm2d_cpu(const sbnet::NormParams* params, void* wor
   const int64_t C = p.x.size[1];
   float* table = static_cast<float*>(workspace);
   int64_t of_image = 0;
-  if (p.kind == NormKind::kGroup) {
+  if (of_images(p.kind)) {
     const FoldParts parts = parts_of(p, kCpuPartPixels);
     fold_blocks(parts, FoldKind::kMoments, workspace, *parallel);
-    fill_table(p, parts, workspace, *parallel);
+    const auto fill = p.kind == NormKind::kGroup ? fill_table : fill_response_table;
+    fill(p, parts, workspace, *parallel);
     table = group_table(parts, workspace), of_image = 3 * C;
   } else {
     for (int64_t c = 0; c < C; ++c) {

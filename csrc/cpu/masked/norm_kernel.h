@@ -76,7 +76,7 @@ struct ColumnLanes {
 SBNET_INLINE float logarithm(float v) { return __builtin_logf(v); }
 
 template <class Lanes>
-SBNET_INLINE void group(const Lanes& at, const float* table) {
+SBNET_INLINE void image(const Lanes& at, const float* table) {
   const float *scale = table + at.channels, *shift = scale + at.channels;
   for (int64_t k = 0; k < at.steps(); ++k)
     at.put(k, (at.get(k, Vec{}) - at.number(table, k)) * at.number(scale, k) + at.number(shift, k));
@@ -117,8 +117,8 @@ SBNET_INLINE void softmax(const Lanes& at, bool logarithmic) {
 
 template <class Lanes>
 SBNET_INLINE void normalise(const NormParams& p, const float* table, const Lanes& at) {
-  if (p.kind == NormKind::kGroup)
-    group(at, table);
+  if (of_images(p.kind))
+    image(at, table);
   else if (p.kind == NormKind::kLayer)
     layer(at, table, p.eps);
   else

@@ -83,6 +83,44 @@ struct MomentsFold {
   }
 };
 
+// Moments of x, and sums of dy and of dy (x - mean): core/masked/norm_grad.h.
+template <int N>
+struct GradientFold {
+  static constexpr FoldKind kKind = FoldKind::kGradient;
+  static constexpr int kN = N;
+  float count, value[4][N];
+
+  __device__ void clear() {
+    count = 0.f;
+    for (int k = 0; k < 4; ++k)
+      for (int e = 0; e < N; ++e) value[k][e] = 0.f;
+  }
+  __device__ void add(const float (&x)[N], const float (&dy)[N]) {
+    count += 1.f;
+    const float share = 1.f / count;
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const float apart = x[e] - value[0][e], moved = apart * share, left = apart - moved;
+      value[0][e] += moved;
+      value[1][e] += apart * left;
+      value[3][e] += dy[e] * left - value[2][e] * moved;
+      value[2][e] += dy[e];
+    }
+  }
+  __device__ void merge(const GradientFold& other) {
+    if (other.count == 0.f) return;
+    const float all = count + other.count, share = other.count / all;
+    for (int e = 0; e < N; ++e) {
+      const float apart = other.value[0][e] - value[0][e], moved = apart * share;
+      value[0][e] += moved;
+      value[1][e] += other.value[1][e] + apart * apart * (count * share);
+      value[3][e] += other.value[3][e] - value[2][e] * moved + other.value[2][e] * (apart - moved);
+      value[2][e] += other.value[2][e];
+    }
+    count = all;
+  }
+};
+
 constexpr int kFoldThreads = 256;
 constexpr int kFoldLoads = 4;  // that a thread has under way
 
@@ -163,18 +201,24 @@ struct FoldPixels {
 };
 
 // Folds this CTA's share of a task; what it found of word `column` is then in folds[column * lanes], for all to read.
-// wait(): once the bands are noted, before any pixel is read. False if no block of the part is active.
+// wait(): once the bands are noted, before any pixel is read. grad: of kGradient. False if no block of the part is
+// active.
 template <class T, class Fold, class Wait>
 __device__ __forceinline__ bool fold_task(const FoldParts& parts, const FoldPlan& plan, const FoldThread& own,
-                                          Fold* folds, PixelRect* rects, const Wait& wait) {
+                                          Fold* folds, PixelRect* rects, const Wait& wait,
+                                          const TensorView* grad = nullptr) {
   constexpr int kN = Fold::kN;
+  constexpr bool kWithGrad = Fold::kKind == FoldKind::kGradient;
   const TensorView& x = parts.x;
   Fold found;
   found.clear();
   BandWalk walk(parts, own.part);
   if (!plan.settled) wait();
   bool any = false, waits = plan.settled;
-  const T* image = static_cast<const T*>(x.data) + walk.image() * x.stride[0] + int64_t{own.word} * kN * x.stride[1];
+  const auto image_of = [&](const TensorView& t) {
+    return static_cast<const T*>(t.data) + walk.image() * t.stride[0] + int64_t{own.word} * kN * t.stride[1];
+  };
+  const T* const image = image_of(x);
   for (; walk.left() > 0; walk.skip(plan.bands)) {
     const int bands = note_bands(plan, walk, rects);
     if (waits) wait();
@@ -183,15 +227,23 @@ __device__ __forceinline__ bool fold_task(const FoldParts& parts, const FoldPlan
     any = true;
     const int pixels = own.word < plan.words ? bands * static_cast<int>(plan.pixels.divisor) : 0;
     for (int first = own.lane; first < pixels; first += kFoldLoads * own.lanes) {
-      FoldPixels<T, kN> some;
+      FoldPixels<T, kN> some, more;
       some.load(plan, rects, x, image, first, own.lanes, pixels);
+      if constexpr (kWithGrad) more.load(plan, rects, *grad, image_of(*grad), first, own.lanes, pixels);
 #pragma unroll
       for (int i = 0; i < kFoldLoads; ++i) {
         if (!some.in[i]) continue;
         float taken[kN];
 #pragma unroll
         for (int e = 0; e < kN; ++e) taken[e] = to_float(some.loaded[i].channel[e]);
-        found.add(taken);
+        if constexpr (kWithGrad) {
+          float dy[kN];
+#pragma unroll
+          for (int e = 0; e < kN; ++e) dy[e] = to_float(more.loaded[i].channel[e]);
+          found.add(taken, dy);
+        } else {
+          found.add(taken);
+        }
       }
     }
     __syncthreads();  // before the next bands overwrite rects
@@ -209,19 +261,20 @@ __device__ __forceinline__ bool fold_task(const FoldParts& parts, const FoldPlan
 
 template <class T, class Fold>
 __global__ void __launch_bounds__(kFoldThreads)
-    fold_kernel(const __grid_constant__ FoldParts parts, const __grid_constant__ FoldPlan plan, float* values,
-                float* counts) {
+    fold_kernel(const __grid_constant__ FoldParts parts, const __grid_constant__ FoldPlan plan,
+                const __grid_constant__ TensorView grad, float* values, float* counts) {
   constexpr int kN = Fold::kN;
   __shared__ Fold folds[kFoldThreads];
   __shared__ PixelRect rects[kFoldThreads];
   const int64_t tasks = parts.count() * plan.chunks.divisor;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const FoldThread own(plan, task);
-    fold_task<T>(parts, plan, own, folds, rects, [&] {
+    const auto wait = [&] {
       if (task != blockIdx.x) return;
       grid_dependency_wait();
       grid_dependency_release();
-    });
+    };
+    fold_task<T>(parts, plan, own, folds, rects, wait, &grad);
     if (own.lane == 0 && own.word < plan.words) {
       const Fold& found = folds[own.column * own.lanes];
       float* to = values + own.part * fold_values(Fold::kKind) * parts.x.size[1] + int64_t{own.word} * kN;
@@ -238,19 +291,20 @@ inline dim3 fold_ctas(int64_t tasks, const DeviceInfo& device) {
   return dim3(static_cast<unsigned>(tasks < most ? tasks : most));
 }
 
-// Fills the workspace: `values` [parts, fold_values, C] and `counts` [parts].
+// Fills the workspace: `values` [parts, fold_values, C] and `counts` [parts]. grad: of kGradient.
 template <class T, template <int> class Fold>
 Status launch_fold(const char* op, const FoldParts& parts, void* workspace, const DeviceInfo& device,
-                   cudaStream_t stream) {
+                   cudaStream_t stream, const TensorView* grad = nullptr) {
   constexpr int kWide = kLanes<T>;
-  const bool whole = channels_vectorize(parts.x) && parts.x.size[1] % kWide == 0;
+  const bool whole =
+      channels_vectorize(parts.x) && (!grad || channels_vectorize(*grad)) && parts.x.size[1] % kWide == 0;
   const FoldWords cut(parts.x, whole, 6);
   const FoldPlan plan(parts, cut);
   float* const values = static_cast<float*>(workspace);
   float* const counts = fold_counts(parts, Fold<1>::kKind, workspace);
   const auto kernel = whole ? fold_kernel<T, Fold<kWide>> : fold_kernel<T, Fold<1>>;
   SBNET_CUDA_TRY(op, launch_dependent(device, kernel, fold_ctas(parts.count() * cut.chunks, device), dim3(kFoldThreads),
-                                      0, stream, parts, plan, values, counts));
+                                      0, stream, parts, plan, grad ? *grad : TensorView{}, values, counts));
   return ok_status();
 }
 

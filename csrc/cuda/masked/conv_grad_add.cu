@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kAddElements* kAddLanes)
   }
 }
 
-// The same of gradients that are packed, by quads of elements; some threads share one. Few parts need no more than one,
-// and launches that take all quads at once: rounds of them waited for memory one after the other.
+// The same of gradients that are packed, by quads of elements, and of biases; some threads share one. Few parts need no
+// more than one, and launches that take all quads at once: rounds of them waited for memory one after the other.
 __global__ void __launch_bounds__(kQuadThreads) add_quads_kernel(const __grid_constant__ GradAdder::Launch launch) {
   __shared__ float4 found[kQuadThreads];
   int of = 0;
@@ -80,16 +80,27 @@ __global__ void __launch_bounds__(kQuadThreads) add_quads_kernel(const __grid_co
 Status GradAdder::add(const GradWork& work) {
   const ConvWeightGradParams& p = work.params;
   const GradParts& parts = work.parts;
-  if (parts.packed && parts.quads && !p.bias) {
+  const int64_t K = p.conv.weight.size[0];
+  if (parts.packed && parts.elements % 4 == 0 && (!p.bias || K % 4 == 0)) {
     const int lanes = parts.stored() >= kManyParts ? kAddLanes : 1;
-    const int64_t quads = kQuadThreads / lanes, ctas = (parts.elements / 4 + quads - 1) / quads;
-    if (count_ == kTogether || ctas_ + ctas > INT32_MAX) SBNET_TRY(flush());
-    launch_.layer[count_] = {static_cast<float4*>(p.weight.data),          work.workspace, p.conv.active.count,
-                             static_cast<int32_t>(p.conv.active.capacity), lanes,          parts};
-    launch_.ends[count_++] = static_cast<uint32_t>(ctas_ += ctas);
-    return ok_status();
+    const auto take = [&](float* to, const float* workspace, int64_t elements) -> Status {
+      const int64_t quads = kQuadThreads / lanes, ctas = (elements / 4 + quads - 1) / quads;
+      if (count_ == kTogether || ctas_ + ctas > INT32_MAX) SBNET_TRY(flush());
+      Layer& layer = launch_.layer[count_];
+      layer = {reinterpret_cast<float4*>(to),
+               workspace,
+               p.conv.active.count,
+               static_cast<int32_t>(p.conv.active.capacity),
+               lanes,
+               parts};
+      layer.parts.elements = elements;
+      launch_.ends[count_++] = static_cast<uint32_t>(ctas_ += ctas);
+      return ok_status();
+    };
+    SBNET_TRY(take(static_cast<float*>(p.weight.data), work.workspace, parts.elements));
+    return p.bias ? take(p.bias, work.workspace + parts.stored() * parts.elements, K) : ok_status();
   }
-  const int64_t all = parts.elements + (p.bias ? p.conv.weight.size[0] : 0);
+  const int64_t all = parts.elements + (p.bias ? K : 0);
   const int64_t ctas = std::min<int64_t>((all + kAddElements - 1) / kAddElements, int64_t{device_.sm_count} * 16);
   const FastDiv columns(parts.columns), channels(p.conv.weight.size[1]), taps(p.conv.weight.size[3]);
   const float* const workspace = work.workspace;

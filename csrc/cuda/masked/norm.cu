@@ -1,8 +1,9 @@
-// sparse_norm2d on CUDA. Groups: one launch folds the blocks (block_fold.cuh), one makes each channel's mean, scale and
-// shift, one applies them. Of pixels: some lanes of a warp take the channels of a pixel; LayerNorm of words of channels
-// has a kernel of its own (norm_layer.cuh).
+// sparse_norm2d on CUDA. Of images: one launch folds the blocks (block_fold.cuh) or sums squares (norm_image.cuh), one
+// makes each channel's mean, scale and shift, one applies them. Of pixels: some lanes of a warp take the channels of a
+// pixel; LayerNorm of words of channels has a kernel of its own (norm_layer.cuh).
 #include "core/masked/norm.h"
 #include "cuda/masked/block_fold.cuh"
+#include "cuda/masked/norm_image.cuh"
 #include "cuda/masked/norm_layer.cuh"
 
 namespace sbnet {
@@ -17,7 +18,44 @@ __device__ __forceinline__ float parameter(const void* data, DType dtype, int64_
   return dtype == DType::kF32 ? static_cast<const float*>(data)[c] : to_float(static_cast<const T*>(data)[c]);
 }
 
-// ---- groups
+// ---- of images
+
+constexpr int kResponseThreads = 1024;  // few CTAs, which wait for memory
+
+__device__ __forceinline__ float sum_of_cta(float v, float* found) {
+  found[threadIdx.x] = v;
+  __syncthreads();
+  for (int half = kResponseThreads / 2; half; half /= 2) {
+    if (static_cast<int>(threadIdx.x) < half) found[threadIdx.x] += found[threadIdx.x + half];
+    __syncthreads();
+  }
+  return found[0];
+}
+
+// A CTA takes an image.
+template <class T>
+__global__ void __launch_bounds__(kResponseThreads)
+    response_kernel(const __grid_constant__ NormParams p, int parts, const float* sums, float* table) {
+  __shared__ float found[kResponseThreads];
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int64_t C = p.x.size[1], n = blockIdx.x;
+  float* const to = table + 3 * n * C;
+  float sum = 0.f;
+  for (int64_t c = threadIdx.x; c < C; c += kResponseThreads) {
+    float square = 0.f;
+#pragma unroll 16
+    for (int part = 0; part < parts; ++part) square += sums[(n * parts + part) * C + c];
+    to[C + c] = sqrtf(square);
+    sum += to[C + c];
+  }
+  const float scale = 1.f / (sum_of_cta(sum, found) / static_cast<float>(C) + p.eps);
+  for (int64_t c = threadIdx.x; c < C; c += kResponseThreads) {
+    to[c] = 0.f;
+    to[C + c] = 1.f + parameter<T>(p.weight, p.param_dtype, c, 1.f) * to[C + c] * scale;
+    to[2 * C + c] = parameter<T>(p.bias, p.param_dtype, c, 0.f);
+  }
+}
 
 // A CTA takes a group of an image.
 template <class T>
@@ -54,37 +92,41 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, int kN>
-__global__ void __launch_bounds__(kPixelThreads)
-    group_kernel(const __grid_constant__ NormParams p, const __grid_constant__ PixelPlan plan, const float* table) {
-  for_pixels<T>(p, plan, [&](int n, int row, int column, int word) {
-    const int64_t C = p.x.size[1], first = int64_t{word} * kN;
-    const T* x = static_cast<const T*>(p.x.data) + n * p.x.stride[0] + first * p.x.stride[1] + row * p.x.stride[2] +
-                 column * p.x.stride[3];
-    T* y = static_cast<T*>(p.y.data) + n * p.y.stride[0] + first * p.y.stride[1] + row * p.y.stride[2] +
-           column * p.y.stride[3];
-    const float* own = table + 3 * n * C + first;
-    const Word<T, kN> in = *reinterpret_cast<const Word<T, kN>*>(x);
-    Word<T, kN> out;
-#pragma unroll
-    for (int e = 0; e < kN; ++e)
-      out.channel[e] = from_float<T>((to_float(in.channel[e]) - own[e]) * own[C + e] + own[2 * C + e]);
-    *reinterpret_cast<Word<T, kN>*>(y) = out;
-  });
+__global__ void __launch_bounds__(kImageThreads)
+    image_kernel(const __grid_constant__ NormParams p, const __grid_constant__ ImagePlan plan, const float* table) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  apply_image<T, kN, 3, false>(p, p.x, plan, table, 3,
+                               [](const float (&own)[3], float x, float) { return (x - own[0]) * own[1] + own[2]; });
 }
 
-template <class T>
-Status launch_group(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = cuda_parts(p);
-  SBNET_TRY((launch_fold<T, MomentsFold>(kOp, parts, workspace, device, stream)));
-  const float *values = static_cast<const float*>(workspace),
-              *counts = fold_counts(parts, FoldKind::kMoments, workspace);
-  float* const table = group_table(parts, workspace);
-  const int64_t groups = p.x.size[0] * p.groups, most = int64_t{device.sm_count} * 8;
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, table_kernel<T>, dim3(static_cast<unsigned>(std::min(groups, most))),
-                                       dim3(kThreads), 0, stream, p, parts, values, counts, table));
-  const float* const read = table;
-  return words_of_channels<T>(p) ? launch_pixels<group_kernel<T, kLanes<T>>>(kOp, p, kLanes<T>, device, stream, read)
-                                 : launch_pixels<group_kernel<T, 1>>(kOp, p, 1, device, stream, read);
+template <class T, int kN>
+Status launch_image(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
+  const ImagePlan plan(p, kN);
+  SBNET_TRY(check_image(kOp, p, plan));
+  float *const sums = static_cast<float*>(workspace), *table = sums;
+  const float *found = sums, *read;
+  const dim3 images(static_cast<unsigned>(p.x.size[0]));
+  if (p.kind == NormKind::kResponse) {
+    table += p.x.size[0] * plan.parts * p.x.size[1];
+    const dim3 ctas(static_cast<unsigned>(p.x.size[0] * plan.parts * plan.chunks.divisor));
+    SBNET_CUDA_TRY(kOp, launch_dependent(device, image_sums_kernel<T, kN, 1, NormParams>, ctas, dim3(kImageThreads), 0,
+                                         stream, p, p.x, plan, sums));
+    SBNET_CUDA_TRY(kOp, launch_dependent(device, response_kernel<T>, images, dim3(kResponseThreads), 0, stream, p,
+                                         plan.parts, found, table));
+  } else {
+    const FoldParts parts = cuda_parts(p);
+    SBNET_TRY((launch_fold<T, MomentsFold>(kOp, parts, workspace, device, stream)));
+    const float* counts = fold_counts(parts, FoldKind::kMoments, workspace);
+    table = group_table(parts, workspace);
+    const int64_t ctas = std::min(p.x.size[0] * p.groups, int64_t{device.sm_count} * 8);
+    SBNET_CUDA_TRY(kOp, launch_dependent(device, table_kernel<T>, dim3(static_cast<unsigned>(ctas)), dim3(kThreads), 0,
+                                         stream, p, parts, found, counts, table));
+  }
+  read = table;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, image_kernel<T, kN>, image_ctas(p, plan, device), dim3(kImageThreads), 0,
+                                       stream, p, plan, read));
+  return ok_status();
 }
 
 // ---- pixels
@@ -210,7 +252,9 @@ Status launch_channels(const NormParams& p, const DeviceInfo& device, cudaStream
 
 template <class T>
 Status launch_type(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  if (p.kind == NormKind::kGroup) return launch_group<T>(p, workspace, device, stream);
+  if (of_images(p.kind))
+    return words_of_channels<T>(p) ? launch_image<T, kLanes<T>>(p, workspace, device, stream)
+                                   : launch_image<T, 1>(p, workspace, device, stream);
   LayerPlan plan;
   if (p.kind == NormKind::kLayer && plan_layer<T>(p, &plan)) return launch_layer<T>(kOp, p, plan, device, stream);
   return words_of_channels<T>(p) ? launch_channels<T, kLanes<T>>(p, device, stream)

@@ -2,7 +2,6 @@
 
 #include "core/masked/activation_grad.h"
 #include "core/masked/batch_norm.h"
-#include "core/masked/layer_norm_grad.h"
 #include "core/masked/pool_grad.h"
 #include "torch_binding/masked/layer.h"
 
@@ -169,30 +168,6 @@ Tensor sparse_batch_norm2d_backward_(Tensor grad, Tensor x, std::optional<Tensor
   return run_norm_backward(norm, grad, statistics);
 }
 
-// dx, and [2, C] float32: the gradients of weight and bias.
-std::tuple<Tensor, Tensor> sparse_layer_norm2d_backward(Tensor grad, Tensor x, std::optional<Tensor> weight,
-                                                        Tensor indices, Tensor count, Tensor block_map, Ints grid,
-                                                        double eps) {
-  const char* op = "sparse_layer_norm2d_backward";
-  const Call call(op, "x", x);
-  check_rank(op, "x", x, 4);
-  call.same_device("grad", grad);
-  const int64_t C = x.size(1), two[2] = {2, C};
-  const Tensor y = like(x), params = torch::stable::new_empty(x, {two, 2}, ScalarType::Float);
-  LayerNormGradParams p = {};
-  p.x = view4(op, "x", x), p.y = view4(op, "out", y), p.grad = view4(op, "grad", grad);
-  p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
-  bool given = false;
-  p.param_dtype = p.x.dtype;
-  p.weight = parameter_of(call, "weight", weight, C, &p.param_dtype, &given);
-  p.grad_params = static_cast<float*>(params.data_ptr());
-  p.eps = static_cast<float>(eps);
-  check(validate(p));
-  const Tensor scratch = workspace(x, sbnet_sparse_layer_norm2d_backward_workspace_bytes(&p));
-  check(SBNET_KERNELS(sparse_layer_norm2d_backward)(call, &p, scratch.data_ptr()));
-  return {y, params};
-}
-
 void batch_norm_follow_(Tensor running_mean, Tensor running_var, Tensor statistics, double momentum) {
   const char* op = "batch_norm_follow_";
   const Call call(op, "running_mean", running_mean);
@@ -336,10 +311,6 @@ SBNET_TORCH_OPS(ops) {
       "sparse_batch_norm2d_backward(Tensor grad, Tensor x, Tensor? weight, Tensor statistics, Tensor indices, Tensor "
       "count, Tensor block_map, SymInt[] grid, float eps) -> (Tensor grad_x, Tensor grad_params)",
       TORCH_BOX(&sparse_batch_norm2d_backward));
-  ops.add(
-      "sparse_layer_norm2d_backward(Tensor grad, Tensor x, Tensor? weight, Tensor indices, Tensor count, Tensor "
-      "block_map, SymInt[] grid, float eps) -> (Tensor grad_x, Tensor grad_params)",
-      TORCH_BOX(&sparse_layer_norm2d_backward));
   ops.add(
       "batch_norm_follow_(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor statistics, float momentum) -> ()",
       TORCH_BOX(&batch_norm_follow_));

@@ -1,5 +1,5 @@
-"""Normalisations on active blocks: GroupNorm and InstanceNorm of the active pixels, and of each pixel's channels
-LayerNorm and softmax."""
+"""Normalisations on active blocks: GroupNorm, InstanceNorm and response norms of the active pixels, and of each pixel's
+channels LayerNorm and softmax."""
 
 from __future__ import annotations
 
@@ -82,6 +82,38 @@ def sparse_instance_norm(
     """
     require_tensor("sparse_instance_norm", "x", x)
     return _functional("sparse_instance_norm", x, active, weight, bias, "group", x.shape[1], eps)
+
+
+def sparse_response_norm(
+    x: Tensor, active: ActiveBlocks, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6
+) -> Tensor:
+    """The global response norm of ConvNeXtV2, over the active pixels of an image, on active blocks; zeros elsewhere.
+
+    With G [N,C,1,1], the root of the sum of squares of each channel, y = x + weight * x * G / (G.mean(1) + eps) + bias.
+    Arguments, result and errors are those of `sparse_group_norm`, but that eps is above 0.
+
+    Source: Woo et al., ConvNeXt V2 (2023).
+
+    >>> y = sbnet.sparse_response_norm(x, active, torch.ones(16), torch.zeros(16))
+    """
+    return _functional("sparse_response_norm", x, active, weight, bias, "response", 1, eps)
+
+
+def sparse_response_norm_(
+    x: Tensor,
+    active: ActiveBlocks,
+    out: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    fringe: Fringe | None = None,
+) -> None:
+    """As `sparse_response_norm`, into `out` and `fringe` as `sparse_group_norm_`.
+
+    >>> sbnet.sparse_response_norm_(x, active, torch.empty_like(x))
+    """
+    _in_place("sparse_response_norm_", x, active, out, weight, bias, "response", 1, eps, fringe)
 
 
 def sparse_layer_norm2d(
@@ -182,6 +214,13 @@ def norm_whole(
         y = (apart * torch.rsqrt(variance + eps)).flatten(1, 2)
         y = y if weight is None else y * weight[:, None, None]
         y = y if bias is None else y + bias[:, None, None]
+    elif method == "response":
+        # A root's gradient at 0 is none: that of no pixels, and of such as are all 0, is 0.
+        square = values.square().sum((2, 3), keepdim=True)
+        size = torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), zero)
+        shares = values * (size / (size.mean(1, keepdim=True) + eps))
+        shares = shares if weight is None else shares * weight[:, None, None]
+        y = values + shares if bias is None else values + shares + bias[:, None, None]
     else:
         y = F.softmax(values, 1) if method == "softmax" else F.log_softmax(values, 1)
     return torch.where(inside, y, zero).to(x.dtype)
@@ -191,24 +230,34 @@ layer_fakes("sparse_norm2d")
 
 
 def _on_blocks(ctx: Any, grad: Tensor, saved: Sequence[Any], block_map: Tensor, lists: Sequence[Tensor]) -> Any:
-    """The gradient of a layer norm, by an op of its own."""
+    """The gradient of a norm, by an op of its own."""
     x, weight, bias = saved
-    method, _groups, eps = ctx.numbers
-    if method != "layer" or x.shape[1] > MOST_CHANNELS or torch.is_grad_enabled():
+    method, groups, eps = ctx.numbers
+    if "softmax" in method or (method == "layer" and x.shape[1] > MOST_CHANNELS) or torch.is_grad_enabled():
         return None
-    given, params = _ops.sparse_layer_norm2d_backward(grad, x, weight, *lists, block_map, ctx.grid, eps)
+    given, params = _ops.sparse_norm2d_backward(grad, x, weight, *lists, block_map, ctx.grid, method, groups, eps)
     of_params = (None if t is None else row.to(t.dtype) for t, row in zip((weight, bias), params, strict=True))
     return given, *of_params
 
 
-MOST_CHANNELS = 2048  # of the op
+MOST_CHANNELS = 2048  # of the op, of layer norms
 whole_gradient("sparse_norm2d", norm_whole, _on_blocks)
 
 
-@torch.library.register_fake("sbnet::sparse_layer_norm2d_backward")
+@torch.library.register_fake("sbnet::sparse_norm2d_backward")
 def _backward_fake(
     grad: Tensor, x: Tensor, weight: Tensor | None, indices: Tensor, count: Tensor, block_map: Tensor,
-    grid: list[int], eps: float,
+    grid: list[int], method: str, groups: int, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    refuse_meta_mix("sparse_layer_norm2d_backward", grad, x, weight, indices, count, block_map)
-    return empty4(x, x.shape, is_channels_last(x)), x.new_empty((2, x.shape[1]), dtype=torch.float32)
+    refuse_meta_mix("sparse_norm2d_backward", grad, x, weight, indices, count, block_map)
+    return empty4(x, x.shape, is_channels_last(x)), _params_fake(x)
+
+
+@torch.library.register_fake("sbnet::sparse_norm2d_backward_")
+def _backward_in_place_fake(grad: Tensor, x: Tensor, *others: Any) -> Tensor:
+    refuse_meta_mix("sparse_norm2d_backward_", grad, x, *others)
+    return _params_fake(x)
+
+
+def _params_fake(x: Tensor) -> Tensor:
+    return x.new_empty((2, x.shape[1]), dtype=torch.float32)

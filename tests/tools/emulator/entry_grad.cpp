@@ -4,11 +4,6 @@
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_grad.cuh"
 
-namespace sbnet::portable {
-// Has a grid of three dimensions, which the emulator has not.
-const GradKernel kGradDepthwise = {};
-}  // namespace sbnet::portable
-
 namespace {
 sbnet::ConvWeightGradParams params_of(const Case& v) {
   using namespace sbnet;
@@ -27,7 +22,8 @@ sbnet::ConvWeightGradParams params_of(const Case& v) {
 extern "C" {
 
 // y: dy; weight and bias (or null) are written, bias as float32, weight as float32 if `activation` is set. kernel: the
-// one that is expected to take it, 0 by cells, 1 by rows, 2 of few channels, 3 the rest. Layers of one call.
+// one that is expected to take it, 0 by cells, 1 by rows, 2 of few channels, 3 the rest, 4
+// depthwise. Layers of one call.
 __attribute__((visibility("default"))) int emulate_conv_grads(const Case* const* given, int32_t count, char* message,
                                                               int64_t room) {
   using namespace sbnet;
@@ -36,7 +32,8 @@ __attribute__((visibility("default"))) int emulate_conv_grads(const Case* const*
     const Case& v = *given[k];
     const ConvWeightGradParams p = params_of(v);
     v.device();
-    if (v.kernel != (portable::grad_cells_takes(p) ? 0 : portable::grad_rows_takes(p) ? 1 : portable::grad_few_takes(p) ? 2 : 3)) return 1;
+    const bool depthwise = is_depthwise(p.conv.weight, p.conv.groups);
+    if (v.kernel != (depthwise ? 4 : portable::grad_cells_takes(p) ? 0 : portable::grad_rows_takes(p) ? 1 : portable::grad_few_takes(p) ? 2 : 3)) return 1;
     layers.push_back(p);
   }
   const ConvWeightGradsParams p = {layers.data(), count};

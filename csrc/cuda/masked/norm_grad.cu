@@ -1,17 +1,18 @@
-// sparse_layer_norm2d_backward on CUDA: a warp takes a pixel, its lanes words of the channels, which stay in registers;
-// each lane sums its channels over all pixels of its warp, a CTA over its warps, one more launch over the CTAs.
-#include "core/masked/layer_norm_grad.h"
-#include "cuda/masked/pixels.cuh"
+// sparse_norm2d_backward on CUDA. Of pixels: a warp takes a pixel, its lanes words of the channels, which stay in
+// registers; each lane sums its channels over all pixels of its warp, a CTA over its warps, one more launch over the
+// CTAs. Of images: norm_grad_image.cuh.
+#include "core/masked/norm_grad.h"
+#include "cuda/masked/norm_grad_image.cuh"
 
 namespace sbnet {
 namespace {
 
-constexpr const char* kOp = "sparse_layer_norm2d_backward";
+constexpr const char* kOp = "sparse_norm2d_backward";
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 struct LayerNormPlan {
-  FastDiv width, height, block_width, block_height;
-  int64_t pixels;
+  FastDiv pixels, width;  // of a block
+  FringePlan fringe;
 };
 
 __device__ __forceinline__ float sum_of_warp(float v) {
@@ -23,9 +24,9 @@ __device__ __forceinline__ float sum_of_warp(float v) {
 // kWords: words of kN channels of a lane, at most.
 template <class T, int kN, int kWords>
 __global__ void __launch_bounds__(kThreads)
-    layer_norm_grad_kernel(const __grid_constant__ LayerNormGradParams p, const __grid_constant__ LayerNormPlan plan,
+    layer_norm_grad_kernel(const __grid_constant__ NormGradParams p, const __grid_constant__ LayerNormPlan plan,
                            float* sums) {
-  extern __shared__ float found[];  // [kWarps][C]
+  extern __shared__ __align__(16) float smem[];  // [kWarps][C]
   grid_dependency_wait();
   grid_dependency_release();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -42,26 +43,20 @@ __global__ void __launch_bounds__(kThreads)
                                                     : to_float(static_cast<const T*>(p.weight)[c]);
     }
   const float share = 1.f / static_cast<float>(C);
-  for (int64_t at = int64_t{blockIdx.x} * kWarps + warp; at < plan.pixels; at += int64_t{gridDim.x} * kWarps) {
-    uint32_t rest, row, column, n;
-    plan.width.divmod(static_cast<uint32_t>(at), &rest, &column);
-    plan.height.divmod(rest, &n, &row);
-    const bool active =
-        p.active.block_map[(int64_t{n} * grid.count[0] + plan.block_height.quotient(row)) * grid.count[1] +
-                           plan.block_width.quotient(column)] >= 0;
+  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
+  const int pixels = count * static_cast<int>(plan.pixels.divisor);
+  for (int at = static_cast<int>(blockIdx.x) * kWarps + warp; at < pixels; at += static_cast<int>(gridDim.x) * kWarps) {
+    uint32_t slot, rest, row, column;
+    plan.pixels.divmod(at, &slot, &rest);
+    plan.width.divmod(rest, &row, &column);
+    BlockIndex b;
+    if (!load_block(p.active.indices, slot, static_cast<int>(p.x.size[0]), grid, &b)) continue;
+    row += b.i * grid.size[0], column += b.j * grid.size[1];
+    if (row >= p.x.size[2] || column >= p.x.size[3]) continue;
     const auto place = [&](const TensorView& t) {
-      return static_cast<T*>(t.data) + n * t.stride[0] + row * t.stride[2] + column * t.stride[3];
+      return static_cast<T*>(t.data) + b.n * t.stride[0] + row * t.stride[2] + column * t.stride[3];
     };
     T* const to = place(p.y);
-    if (!active) {
-      for (int k = lane; k < words; k += 32) {
-        Word<T, kN> zero;
-#pragma unroll
-        for (int e = 0; e < kN; ++e) zero.channel[e] = from_float<T>(0.f);
-        *reinterpret_cast<Word<T, kN>*>(to + int64_t{k} * kN * p.y.stride[1]) = zero;
-      }
-      continue;
-    }
     const T *const from = place(p.x), *const grad = place(p.grad);
     float x[kWords][kN], g[kWords][kN], sum = 0.f, square = 0.f, of_g = 0.f, of_both = 0.f;
 #pragma unroll
@@ -111,18 +106,19 @@ __global__ void __launch_bounds__(kThreads)
       *reinterpret_cast<Word<T, kN>*>(to + int64_t{word} * kN * p.y.stride[1]) = out;
     }
   }
+  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
   for (int what = 0; what < 2; ++what) {
 #pragma unroll
     for (int k = 0; k < kWords; ++k)
 #pragma unroll
       for (int e = 0; e < kN; ++e) {
         const int c = (k * 32 + lane) * kN + e;
-        if (c < C) found[warp * C + c] = what ? of_bias[k][e] : of_weight[k][e];
+        if (c < C) smem[warp * C + c] = what ? of_bias[k][e] : of_weight[k][e];
       }
     __syncthreads();
     for (int c = threadIdx.x; c < C; c += kThreads) {
       float sum = 0.f;
-      for (int w = 0; w < kWarps; ++w) sum += found[w * C + c];
+      for (int w = 0; w < kWarps; ++w) sum += smem[w * C + c];
       sums[(2 * int64_t{blockIdx.x} + what) * C + c] = sum;
     }
     __syncthreads();
@@ -150,15 +146,15 @@ __global__ void __launch_bounds__(kAddElements* kAddLanes)
 }
 
 template <class T, int kN, int kWords>
-Status launch(const LayerNormGradParams& p, float* sums, const DeviceInfo& device, cudaStream_t stream) {
-  LayerNormPlan plan;
-  plan.width = FastDiv(p.x.size[3]), plan.height = FastDiv(p.x.size[2]);
-  plan.block_width = FastDiv(p.active.grid.size[1]), plan.block_height = FastDiv(p.active.grid.size[0]);
-  plan.pixels = p.x.size[0] * p.x.size[2] * p.x.size[3];
-  SBNET_CHECK(plan.pixels < INT32_MAX, "%s: x: expected fewer than 2^31 pixels, got %lld", kOp,
-              static_cast<long long>(plan.pixels));
+Status launch(const NormGradParams& p, float* sums, const DeviceInfo& device, cudaStream_t stream) {
+  const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.x.size[2]);
+  const int64_t width = std::min<int64_t>(p.active.grid.size[1], p.x.size[3]);
+  const int64_t pixels = height * width * p.active.capacity;
+  SBNET_CHECK(pixels < INT32_MAX / 2, "%s: active: expected fewer than 2^30 pixels of all blocks, got %lld", kOp,
+              static_cast<long long>(pixels));
+  const LayerNormPlan plan = {FastDiv(height * width), FastDiv(width), FringePlan(p)};
   const int C = static_cast<int>(p.x.size[1]);
-  const int64_t wanted = (plan.pixels + kWarps - 1) / kWarps;
+  const int64_t wanted = (std::max(pixels * 32, plan.fringe.threads(p)) + kThreads - 1) / kThreads;
   const int parts =
       static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(wanted, 3 * device.sm_count), 1, kMostLayerNormParts));
   SBNET_TRY((allow_shared<layer_norm_grad_kernel<T, kN, kWords>>(kOp, device, kWarps * kMostNormChannels * 4)));
@@ -173,10 +169,13 @@ Status launch(const LayerNormGradParams& p, float* sums, const DeviceInfo& devic
 }
 
 template <class T>
-Status launch_type(const LayerNormGradParams& p, float* sums, const DeviceInfo& device, cudaStream_t stream) {
+Status launch_type(const NormGradParams& p, float* sums, const DeviceInfo& device, cudaStream_t stream) {
   const int64_t C = p.x.size[1];
   constexpr int kN = kLanes<T>;
   const bool words = channels_vectorize(p.x) && channels_vectorize(p.grad) && channels_vectorize(p.y) && C % kN == 0;
+  if (of_images(p.kind))
+    return words ? launch_image_grad<T, kN>(kOp, p, sums, device, stream)
+                 : launch_image_grad<T, 1>(kOp, p, sums, device, stream);
   if (words && C <= 32 * kN) return launch<T, kN, 1>(p, sums, device, stream);
   if (words && C <= 4 * 32 * kN) return launch<T, kN, 4>(p, sums, device, stream);
   if (C <= 8 * 32) return launch<T, 1, 8>(p, sums, device, stream);
@@ -187,13 +186,13 @@ Status launch_type(const LayerNormGradParams& p, float* sums, const DeviceInfo& 
 }  // namespace
 }  // namespace sbnet
 
-sbnet::Status sbnet_sparse_layer_norm2d_backward_cuda(const sbnet::LayerNormGradParams* params, void* workspace,
-                                                      void* stream_handle) {
+sbnet::Status sbnet_sparse_norm2d_backward_cuda(const sbnet::NormGradParams* params, void* workspace,
+                                                void* stream_handle) {
   using namespace sbnet;
-  const LayerNormGradParams& p = *params;
+  const NormGradParams& p = *params;
   SBNET_TRY(validate(p));
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
-  if (!p.x.size[0]) {
+  if (writes_nothing(p)) {
     SBNET_CUDA_TRY(kOp,
                    cudaMemsetAsync(p.grad_params, 0, static_cast<size_t>(p.x.size[1]) * 2 * sizeof(float), stream));
     return ok_status();
