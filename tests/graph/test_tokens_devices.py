@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import sbnet
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
@@ -44,6 +46,36 @@ def test_all_tokens(device, dtype):
             poison(run)
         keep = kept(mask, 16, 1)
         assert_holds(run(x, mask, copy=True), alone(net, x, keep), alone(exact, x.double(), keep))
+
+
+class Stemmed(nn.Module):
+    """A transformer of the pixels of a convolution, whose active blocks are smaller than a block of its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.vit = nn.Conv2d(3, 3, 3, 2, 1), ViT(48, patch=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.vit(self.stem(x).relu())
+
+    def alone(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        blocks = F.max_pool2d(mask[:, None].to(x.dtype), 4)
+        small = blocks.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        coarse = F.max_pool2d(blocks, 4).repeat_interleave(16, 2).repeat_interleave(16, 3)[:, 0]
+        with torch.no_grad():
+            return alone(self.vit, self.stem(x).relu() * small, kept(coarse, 8, 1))
+
+
+def test_patches_of_a_layer_are_zero_outside_of_its_blocks(device):
+    """Whatever an earlier call has left there."""
+    torch.manual_seed(0)
+    net, x = Stemmed().eval().to(device), torch.randn(2, 3, 96, 96, device=device)
+    run, exact = sbnet.sparsify(net, x, block=2), copy.deepcopy(net).double()
+    assert next(node.options["patch"] for node in run.plan.graph.nodes if node.kind == "pack") == (4, 4)
+    for mask in masks(96, device)[:3]:
+        if device == "cpu":
+            poison(run)
+        assert_holds(run(x, mask, copy=True), net.alone(x, mask), exact.alone(x.double(), mask))
 
 
 @pytest.mark.parametrize(("channels", "heads"), [(36, 3), (24, 3), (20, 2)])
