@@ -2,11 +2,11 @@
 
 python -m sbnet.benchmarks.harness.camera_rates yolo --source street1080.mp4 --cameras 16 -o rows.jsonl
 
-Each camera is the same film. The masked side is `sbnet.Cameras` into a function that drops results. The dense one reads
-by as many threads of the same decoder, and calls the fastest dense form of the network, its batch the number of
-cameras, on a GPU in one graph as well, with the same work on its outputs. Opening the sources counts, setting up the
-network does not. Both run --rounds times in turn, after a run that is not counted; the fastest of each is kept. `cpu`
-is the processor's seconds a thousand frames, of all threads, from the tenth call on.
+Each camera is the same film, --repeat times in a row. The masked side is `sbnet.Cameras` into a function that drops
+results. The dense one reads by the same threads and decoder, and calls the fastest dense form of the network, its batch
+the number of cameras, on a GPU in one graph as well, with the same work on its outputs. Opening the sources counts,
+setting up the network does not. Both run --rounds times in turn, after a short run that is not counted; the fastest of
+each is kept. `cpu` is the processor's seconds a thousand frames, of all threads, from the tenth call on.
 
 yolo is the benchmark's YOLOv8s-like detector with random weights, whose scores are moved so that some 50 boxes of the
 first frame count.
@@ -17,8 +17,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import resource
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +30,12 @@ from torch import Tensor
 
 import sbnet
 from sbnet.apps.pipeline import Network, Pipeline, open_network
+from sbnet.apps.pipeline.clock import Clock, Landed
 from sbnet.apps.pipeline.compute import placed
 from sbnet.apps.pipeline.decode import decoded
 from sbnet.apps.pipeline.dense_side import form_on_cuda
 from sbnet.apps.pipeline.frame_graph import landing_of
+from sbnet.apps.pipeline.hardware import reader_for
 from sbnet.apps.pipeline.stages import Ahead, Behind
 from sbnet.apps.pipeline.tick_graph import TickGraph, row_of
 from sbnet.benchmarks.harness import nets
@@ -38,6 +44,7 @@ from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, 
 BINS = 16  # of each side of a box, of which YOLOv8 takes the mean
 BOXES = 50  # of the first frame that count
 LEAST = 0.25
+WARM = 20  # frames of a camera in the run that is not counted
 
 
 def boxes_of(output: Tensor, size: tuple[int, int], shift: float) -> Tensor:
@@ -96,8 +103,9 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
                  limit=given.frames)
         for _ in range(given.cameras)
     ]  # fmt: skip
-    feeds = [Ahead(camera.source) for camera in cameras]
-    behind = Behind(_concluded)
+    reader = reader_for(cameras[0].device)
+    feeds = [Ahead(camera.source, reader=reader) for camera in cameras]
+    behind = Behind(lambda conclude: conclude())
     frames, begin, aside, call, used = 0, time.perf_counter(), 0.0, None, Used(given.cameras)
     try:
         while True:
@@ -108,7 +116,7 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
                 setting_up = time.perf_counter()
                 call = _Dense(cameras[0], network, batch)
                 aside = time.perf_counter() - setting_up
-            behind.put((network, *call(batch)))
+            behind.put(call(batch))
             frames += len(batch)
             used.told()
         behind.close()
@@ -116,7 +124,34 @@ def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str,
     finally:
         for feed in feeds:
             feed.close()
-    return frames / seconds, {"form": call.name if call else "", "frames": frames, "cpu": used.a_thousand()}
+        reader.close()
+    facts = {"form": call.name, "ms": call.ms / frames} if call else {}
+    return frames / seconds, {**facts, "frames": frames, "cpu": used.a_thousand()}
+
+
+def repeated(path: str, times: int, folder: str) -> str:
+    """A film that is another so many times in a row, its packets as they are."""
+    import av
+
+    if times == 1:
+        return path
+    found = f"{folder}/{Path(path).name}"
+    with av.open(found, "w") as out:
+        to: Any = None
+        shift = 0
+        for _ in range(times):
+            given: Any = av.open(path)
+            with given:
+                (stream, *_) = given.streams.video
+                to = to or out.add_stream_from_template(stream)
+                end = 0
+                for packet in given.demux(stream):
+                    if packet.size:
+                        end = max(end, packet.pts + packet.duration)
+                        packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, to
+                        out.mux(packet)
+                shift += end
+    return found
 
 
 class Used:
@@ -139,14 +174,19 @@ class Used:
 
 
 class _Dense:
-    """`dense(batch)`: (what the network is to `finish` of each frame, the frames, an event: it is on the host)."""
+    """`dense(batch)` gives what waits for the results and makes pictures and records of them.
+
+    ms: of all calls, on the device.
+    """
 
     def __init__(self, camera: Pipeline, network: Network, batch: list[Any]) -> None:
-        self._network, device, dtype = network, camera.device, camera.dtype
+        self._network, self._device, dtype = network, camera.device, camera.dtype
+        device = self._device
         model = network.model
         model = placed(model, device, dtype) if isinstance(model, torch.nn.Module) else model
         self._tensor = lambda frame: frame.tensor(device, dtype)
         self._graph: TickGraph | None = None
+        self.ms = 0.0
         if device.type != "cuda":
             self.name, self._model = "PyTorch", model
             return
@@ -160,36 +200,46 @@ class _Dense:
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             self._graph = TickGraph(network, body, batch, device, dtype)
 
-    def __call__(self, batch: list[Any]) -> tuple[list[Any], list[Any], Any]:
+    def __call__(self, batch: list[Any]) -> Callable[[], None]:
+        network = self._network
         if self._graph is None:
-            output = self._model(self._network.input(torch.cat([self._tensor(frame) for frame in batch])))
-            found = [
-                landing_of(self._network, row_of(output, k, len(batch)), frame, None)[0]
-                for k, frame in enumerate(batch)
+            clock = Clock(self._device)
+            output = self._model(network.input(torch.cat([self._tensor(frame) for frame in batch])))
+            found: Any = [
+                landing_of(network, row_of(output, k, len(batch)), frame, None)[0] for k, frame in enumerate(batch)
             ]
-            return found, batch, None
+            return partial(self._concluded, found, batch, clock.landed(None), False)
         self._graph.upload(batch)
+        clock = Clock(self._device)
         self._graph.replay()
+        clock.end()
         found, _, here = self._graph.download()
-        return found, batch, here
+        return partial(self._concluded, found, batch, clock.landed(here), self._graph.stacked)
 
-
-def _concluded(item: tuple[Network, list[Any], list[Any], Any]) -> None:
-    network, found, batch, here = item
-    if here is not None:
-        here.synchronize()
-    if network.landing is not None:
-        for landed, frame in zip(found, batch, strict=True):
-            network.concluded(landed, frame)
+    def _concluded(self, found: Any, batch: list[Any], landed: Landed, stacked: bool) -> None:
+        self.ms += landed.wait()[0]
+        if stacked:
+            self._network.concluded_all(found, batch)
+        elif self._network.landing is not None:
+            for own, frame in zip(found, batch, strict=True):
+                self._network.concluded(own, frame)
 
 
 def row(given: argparse.Namespace) -> dict[str, Any]:
+    facts = film_facts(given)
+    with tempfile.TemporaryDirectory() as folder:
+        given.source = repeated(given.source, given.repeat, folder)
+        return {**facts, "repeat": given.repeat, **both(given)}
+
+
+def both(given: argparse.Namespace) -> dict[str, Any]:
     network = detector(given.source, given.device) if given.network == "yolo" else open_network(given.network)
     sides = {"masked": masked, "dense": dense} if not given.no_dense else {"masked": masked}
     found: dict[str, Any] = {name: {"fps": 0.0, "rounds": []} for name in sides}
+    first = argparse.Namespace(**{**vars(given), "frames": min(given.frames or WARM, WARM)})
     for k in range(given.rounds + 1):
         for name, side in sides.items():
-            fps, facts = side(given, network)
+            fps, facts = side(given if k else first, network)
             if not k:
                 continue
             rounds = [*found[name]["rounds"], fps]
@@ -197,7 +247,7 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
                 found[name] = {"fps": fps, **facts}
             found[name]["rounds"] = rounds
     ratio = {"x dense": found["masked"]["fps"] / found["dense"]["fps"]} if "dense" in found else {}
-    return {**film_facts(given), "cameras": given.cameras, "asked decoder": given.decoder, **found, **ratio,
+    return {"cameras": given.cameras, "asked decoder": given.decoder, **found, **ratio,
             **made_by(given.device == "cuda"), "date": datetime.date.today().isoformat()}  # fmt: skip
 
 
@@ -211,6 +261,7 @@ def main() -> None:
     parser = film_parser(__doc__)
     parser.add_argument("--cameras", type=int, default=16)
     parser.add_argument("--frames", type=int, help="of a camera")
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--decoder", default="auto", choices=("auto", "host", "nvdec"))
     parser.add_argument("--device", default="cuda")

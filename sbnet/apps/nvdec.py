@@ -6,7 +6,9 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +85,13 @@ class Decoder:
         torch.zeros(1, device=self.device)  # PyTorch's context is the one that is used
         self.stream = _stream(self.device)
         self._made = self._make()
+        self._data = _library().PacketData()
 
     def _make(self) -> Any:
         library = _library()
+        self._surfaces: dict[
+            int, Tensor
+        ] = {}  # of the decoder, by their address: to import one takes as long as a copy
         try:
             return library.CreateDecoder(
                 gpuid=self.device.index, codec=getattr(library.cudaVideoCodec, self._codec), cudacontext=0,
@@ -110,19 +116,43 @@ class Decoder:
         Raises:
             Exception: PyNvVideoCodec's, of no one kind.
         """
-        library = _library()
-        data = library.PacketData()
+        data = self._data
         data.bsl, data.bsl_data, data.pts = 0, 0, stamp
         if packet is not None:
             data.bsl, data.bsl_data = packet.buffer_size, packet.buffer_ptr
+        if getattr(_entered, "device", None) == self.device:
+            return self._decoded(data)
         with torch.cuda.stream(self.stream):  # and its device
-            return [(frame.getPTS(), self._copied(frame)) for frame in self._made.Decode(data)]
+            return self._decoded(data)
+
+    def _decoded(self, data: Any) -> list[tuple[int, Tensor]]:
+        return [(frame.getPTS(), self._copied(frame)) for frame in self._made.Decode(data)]
 
     def _copied(self, frame: Any) -> Tensor:
-        planes = torch.from_dlpack(frame)
-        if planes.dtype != torch.uint8 or planes.dim() != 2 or planes.shape[0] % 3 or planes.shape[1] % 2:
-            raise UnservedError(f"pictures of {planes.dtype} {list(planes.shape)}: expected NV12")
+        at = frame.GetPtrToPlane(0)
+        planes = self._surfaces.get(at)
+        if planes is None:
+            planes = torch.from_dlpack(frame)
+            if planes.dtype != torch.uint8 or planes.dim() != 2 or planes.shape[0] % 3 or planes.shape[1] % 2:
+                raise UnservedError(f"pictures of {planes.dtype} {list(planes.shape)}: expected NV12")
+            self._surfaces[at] = planes
         return planes.clone()
+
+
+_entered = threading.local()  # device: this thread's current stream is that of its decoders
+
+
+@contextmanager
+def entered(device: torch.device) -> Iterator[None]:
+    """For a thread that does nothing but decode: `Decoder.send` need not change streams, which takes longer than the
+    copy that it is for."""
+    device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    with torch.cuda.stream(_stream(device)):
+        _entered.device = device
+        try:
+            yield
+        finally:
+            _entered.device = None
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -14,11 +15,11 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
-from sbnet.engine.eager_nhwc import BASE, IN_NHWC, NHWC_TAKES_OPEN, turned
+from sbnet.engine.eager_nhwc import BASE, IN_NHWC, NHWC_TAKES_OPEN, by_any, turned
 from sbnet.engine.eager_open import OpenMaps, reads_no_pixels
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, refused
 from sbnet.engine.eager_unseen import Unseen, compiled_once, plainly_named, refuse_statistics
-from sbnet.engine.eager_writes import COPY, MOVES, drops_nothing, in_place_of_pixels, kind, named
+from sbnet.engine.eager_writes import COPY, MOVES, by_place, drops_nothing, in_place_of_pixels, kind, named, tensors_of
 from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
@@ -95,7 +96,7 @@ class masked(TorchFunctionMode):
         self._stacks = None if capacity is None else Stacks(self)
         self.maps = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
         self._lists: dict[Pair, ActiveBlocks] = {}
-        self._tokens = TokenNotes(self)
+        self.tokens = TokenNotes(self)
         self._rings: dict[Pair, Fringe] = {}
         self._planes: set[Pair] = set()  # met in this context
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
@@ -174,7 +175,7 @@ class masked(TorchFunctionMode):
         return {size: int(a.total) - int(a.count) for size, a in self._lists.items() if size in self._planes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = by_place(args, kwargs or {})
         name = named(func)[0]
         if not torch.compiler.is_compiling():
             return self._eagerly(name, plainly_named(func), args, kwargs)
@@ -189,7 +190,7 @@ class masked(TorchFunctionMode):
         self._unseen = unseen = self._unseen or Unseen()  # a step may be compiled in parts
         unseen.before(self, args)
         try:
-            return self._tokens(name, name in MOVES, func, args, kwargs)
+            return self.tokens(name, name in MOVES, func, args, kwargs)
         finally:
             unseen.after()
 
@@ -198,9 +199,14 @@ class masked(TorchFunctionMode):
         first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
+        given = list(tensors_of(args, kwargs))
         known = len(args) > 0 and isinstance(args[0], Tensor)
         nhwc = known and self.lies_nhwc(args[0])
-        layer = (IN_NHWC if nhwc else LAYERS).get(func)
+        last = nhwc or any(map(self.lies_nhwc, given))
+        layer = None if last and not nhwc else (IN_NHWC if nhwc else LAYERS).get(func)
+        layer = None if kwargs.get("out") is not None else layer
+        if last and kwargs.get("out") is not None:
+            raise ValueError(f"sbnet: masked: expected a result of its own, got {named(func)[0]} with out=")
         if layer is None:
             refuse_statistics(self, named(func)[0], args)
             if named(func)[0] in ("conv3d", "conv_transpose3d"):
@@ -229,8 +235,7 @@ class masked(TorchFunctionMode):
             if not takes and not reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
-        last = nhwc or any(isinstance(t, Tensor) and self.lies_nhwc(t) for t in args[1:])
-        if known and self._has(args[0], OTHER) and not last:
+        if given and self._has(given[0], OTHER) and not last:
             return self._of_other(func, args, func(*args, **kwargs))
         if layer is not None:
             self._check(first)
@@ -242,7 +247,7 @@ class masked(TorchFunctionMode):
         if move is not None:
             return self._moved(move, nhwc, args, func(*args, **kwargs))
         if last:
-            return self._nhwc(func(*args, **kwargs))
+            return by_any(self, func, writes if nhwc else None, args, kwargs)
         # An op in place is followed by others that know its argument, not its result. It works on a copy: gradients may
         # want what it wrote, which is masked here.
         own = args[0] if writes and len(args) > 0 and self.is_map(args[0]) else None
@@ -252,6 +257,8 @@ class masked(TorchFunctionMode):
         out = func(*written, **kwargs)
         if own is not None and writes == "__setitem__":
             out = written[0]
+        if isinstance(out, (tuple, list)) and func is not torch.autograd.grad:  # maxima and their indices, say
+            return pytree.tree_map(lambda t: self.plane(t, False) if self.is_map(t) else t, out)
         if not isinstance(out, Tensor) or not self.is_map(out):
             return out
         self._check(first)
@@ -278,6 +285,12 @@ class masked(TorchFunctionMode):
         if self._stacks is not None:
             self._stacks.note(x)
         return self._note(x, KEPT)
+
+    def seen(self, x: Tensor, nhwc: bool, is_plane: bool = True) -> Tensor:
+        """Notes a view of a map, or of its tokens, as one; or what was one seen as [N,H,W,C], and is no plane."""
+        if nhwc:
+            return self._note(x, NHWC if is_plane else OTHER)
+        return self.kept(x) if is_plane else x
 
     def plane(self, x: Tensor, nhwc: bool) -> Tensor:
         """What was moved to be a feature map again, 0 outside of the active blocks."""
@@ -312,13 +325,6 @@ class masked(TorchFunctionMode):
             self.noted(found, BASE, (x, x.grad_fn))
         return found
 
-    def note_step(self, x: Tensor, nhwc: bool, is_plane: bool) -> None:
-        """Of what eager_response.py leaves undone: a map, 0 outside of the active blocks, or numbers of one."""
-        if nhwc:
-            self._note(x, NHWC if is_plane else OTHER)
-        elif is_plane:
-            self.kept(x)
-
     def _note(self, x: Tensor, what: str) -> Tensor:
         if torch.compiler.is_compiling():
             self._traced[what].append(x)
@@ -345,20 +351,11 @@ class masked(TorchFunctionMode):
     def lies_nhwc(self, x: Tensor) -> bool:
         return self._has(x, NHWC) and x.dim() == 4
 
-    def _nhwc(self, out: Any) -> Any:
-        """What any op on such a one gives, masked where it is of its plane; else its last sides are no plane."""
-        if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
-            return out
-        size = int(out.shape[1]), int(out.shape[2])
-        if size not in self._planes:
-            return self._note(out, OTHER)
-        return self.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), self.active(size)))
-
     def _of_other(self, func: Any, args: Any, out: Any) -> Any:
         """What any op gives of such a one: another, until it is turned back."""
         if not isinstance(out, Tensor) or out.dim() != 4:
             return out
-        if named(func)[0] != "permute":
+        if named(func)[0] != "permute" or list(args[1] if len(args) == 2 else args[1:]) != [0, 3, 1, 2]:
             return self._note(out, OTHER)
         return self.kept(sparse_fill(out, self.active(out.shape[2:]))) if self.is_map(out) else out
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_norms import listed
 from sbnet.engine.modes import open_of
-from sbnet.ops import sparse_conv2d, sparse_layer_norm2d, sparse_pointwise
+from sbnet.ops import sparse_conv2d, sparse_fill, sparse_layer_norm2d, sparse_pointwise
 
 if TYPE_CHECKING:
     from sbnet.engine.eager import masked
@@ -86,6 +89,28 @@ def mul(mode: masked, input: Tensor, other: Any) -> Tensor | None:
     if isinstance(other, Tensor) and (other.dim() != 4 or other.shape[1:3] != (1, 1)):
         return None
     return mode.as_nhwc((input * other).permute(0, 3, 1, 2))
+
+
+def by_any(mode: masked, func: Any, writes: str | None, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What any other op gives of such maps. In place it works on a copy, as on others."""
+    if not writes:
+        return pytree.tree_map(functools.partial(_again, mode), func(*args, **kwargs))
+    copy = args[0].clone()
+    out = func(copy, *args[1:], **kwargs)
+    mode.seen(args[0].copy_(_again(mode, copy)), True)
+    return args[0] if out is copy else out
+
+
+def _again(mode: masked, out: Any) -> Any:
+    """Masked where it is of its plane; else its last sides are no plane."""
+    if isinstance(out, Tensor) and (out.dim() > 4 or (out.dim() == 4 and len(out) != len(mode.mask))):
+        return mode.tokens.loose(out)
+    if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
+        return out
+    size = int(out.shape[1]), int(out.shape[2])
+    if not mode.met(size):
+        return mode.seen(out, True, is_plane=False)
+    return mode.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), mode.active(size)))
 
 
 T = torch.Tensor

@@ -198,7 +198,7 @@ class Responses:
         out = _Undone.apply(step, shape, _dtype_of(step), *(t for t in step.args if isinstance(t, Tensor)))
         out.__dict__[STEP] = step
         self._seen.append(weakref.ref(out))
-        self._mode.note_step(out, step.nhwc, step.inside is not None)
+        self._mode.seen(out, step.nhwc, step.inside is not None)
         return out
 
 

@@ -113,7 +113,8 @@ class TokenNotes:
         if held is None:
             if name in CONVOLVES and self.context.is_scaled(args[0]):
                 return self.context.op(func, (self.context.plane(args[0], False), *args[1:]), kwargs)
-            return self._noted(run() if self._may_be_planes(args) else func(*args, **kwargs), LOOSE)
+            planes = any(isinstance(t, Tensor) and self._plane_of(t) for t in pytree.tree_leaves((args, kwargs)))
+            return self._noted(run() if planes else func(*args, **kwargs), LOOSE)
         if isinstance(note, Tokens) and (name in MEANS or name in REDUCE):
             return self._reduced(name, func, args, kwargs, note)
         out = func(*args, **kwargs)
@@ -128,11 +129,6 @@ class TokenNotes:
             self._noted(args[0], LOOSE)
         return None if name == "__setitem__" else made
 
-    def _may_be_planes(self, args: Any) -> bool:
-        """Are there feature maps, or has what lies otherwise become one again?"""
-        seen = [t.shape for t in args if isinstance(t, Tensor) and t.dim() == 4]
-        return any(self.context.met(shape[2:]) or self.context.met(shape[1:3]) for shape in seen)
-
     def of(self, x: Tensor) -> Any:
         """Tokens, LOOSE, ROWS or None."""
         note = x.__dict__.get(TOKENS)
@@ -144,6 +140,10 @@ class TokenNotes:
                 self.context.noted(t, TOKENS, note)
         self.met = True
         return out
+
+    def loose(self, out: Any) -> Any:
+        """Notes pixels of a plane in some other arrangement."""
+        return self._noted(out, LOOSE)
 
     # ---- moves of numbers
 
@@ -176,7 +176,9 @@ class TokenNotes:
         for k, (t, note) in enumerate(zip(parts, found or [LOOSE] * len(parts), strict=False)):
             if not isinstance(t, Tensor) or t is x or not t.is_floating_point():
                 continue
-            if note in (MAP, NHWC):
+            if note in (MAP, NHWC) and t._base is not None:  # what is written to it is the map's
+                self.context.seen(t, note == NHWC)
+            elif note in (MAP, NHWC):
                 parts[k] = self.context.plane(t, note == NHWC)
             elif note != LOOSE or self._anew(t):
                 self._noted(t, note)
@@ -206,6 +208,8 @@ class TokenNotes:
 
     def _computed(self, name: str, held: Tokens, out: Any) -> Any:
         """An op that looks at each token, or, of zeros, at all: where it gives tokens, inactive ones are 0."""
+        if isinstance(out, (tuple, list)):
+            return pytree.tree_map(functools.partial(self._computed, name, held), out)
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return out
         images = int(held.at == 0)
@@ -296,6 +300,8 @@ def _where(t: Any, tokens: Tokens) -> Any:
     size, pixels = tokens.size, tokens.size[0] * tokens.size[1]
     for at in range(t.dim()):
         lines = t.movedim(at, 0).flatten(1)
+        if not lines.numel():
+            return LOOSE
         first = lines[:, 0]
         if not bool((lines == first[:, None]).all()):
             continue

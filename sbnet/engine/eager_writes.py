@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,3 +144,20 @@ def in_place_of_pixels(name: str, args: Any) -> bool:
 def drops_nothing(p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:
     """Is it a dropout that gives its argument?"""
     return p == 0 or not training
+
+
+def by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The first argument by its place."""
+    first = next((name for name in ("input", "tensors") if name in kwargs), None)
+    if args or first is None:
+        return args, kwargs
+    return (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
+
+
+def tensors_of(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Those among an op's arguments, and in lists of them."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from (t for t in value if isinstance(t, Tensor))

@@ -67,7 +67,7 @@ class MotionMask(Mask):
     def __call__(self, frame: Tensor) -> Tensor:
         """[N,H,W] bool: where `frame` ([N,3,H,W]; floating, 0 to 1, or uint8) moved; the background then follows it."""
         shape = (frame.shape[0], *frame.shape[2:]) if frame.dim() == 4 else ()
-        if not self._fixed and shape and shape != self.background.shape:
+        if not self._fixed and shape and (shape, frame.device) != (self.background.shape, self.background.device):
             self.background = torch.full(shape, torch.inf, device=frame.device)
         known = frame.is_floating_point() or frame.dtype == torch.uint8
         if shape != self.background.shape or frame.shape[1] != 3 or not known:

@@ -1,7 +1,9 @@
 """Several cameras in one call: each as if it were alone, whatever the others do."""
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import sbnet
 from sbnet import masks
 from sbnet.apps.pipeline import Cameras, Network, Pipeline, PipelineError
 from sbnet.apps.pipeline.batch import Batch
+from sbnet.apps.pipeline.compute import Compute
 from sbnet.apps.pipeline.stages import DEPTH
 from sbnet.benchmarks.harness import dense
 
@@ -216,6 +219,33 @@ def test_the_next_call_begins_while_results_of_many_cameras_are_written(monkeypa
     Cameras(sources, "all", nn.Conv2d(3, 3, 1).eval(), sink, device="cpu", compare=0, patience=10.0).run()
     assert calls == [12] * 3
     assert waited == [True] * 12
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("cameras", [True, False])
+def test_what_a_run_held_goes_when_it_ends(cameras, device, monkeypatch):
+    """Without Python's collector: a second run needs the memory."""
+    made = []
+    kind = Batch if cameras else Compute
+    plain = kind._set_up
+
+    def set_up(self, given):
+        made.append(weakref.ref(self))
+        return plain(self, given)
+
+    monkeypatch.setattr(kind, "_set_up", set_up)
+    gc.collect()
+    gc.disable()
+    try:
+        order = {"mode": "cached", "margin": 2, "block": 8, "device": device, "dtype": torch.float32, "compare": 0}
+        if cameras:
+            Cameras([frames(4), frames(4, 16)], "motion", Network(edges(), "edges"), patience=5.0, **order).run()
+        else:
+            Pipeline(frames(4), "motion", Network(edges(), "edges"), **order).run()
+        assert made
+        assert [one() for one in made] == [None] * len(made)
+    finally:
+        gc.enable()
 
 
 def test_ctrl_c_and_limits(tmp_path):

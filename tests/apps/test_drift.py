@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sbnet.apps.pipeline import Cameras, Pipeline
-from sbnet.apps.pipeline.drift import Likeness
+from sbnet.apps.pipeline import Cameras, Frame, Pipeline
+from sbnet.apps.pipeline.drift import Drift, Likeness, place_of
 from sbnet.apps.pipeline.networks import Network
 from sbnet.masks import Changed, Mask
 
@@ -130,7 +130,28 @@ def test_the_table_says_how_alike_pictures_are():
     rows = {name: (value, what) for name, value, what in summary.rows()}
     assert rows["PSNR"][0].endswith(" dB")
     assert rows["seams"][0].endswith("x")
-    assert "row" in rows["largest error"][1]
+    assert "of the picture, which was " in rows["largest error"][1]
+
+
+@pytest.mark.parametrize(
+    ("moved", "words"),
+    [
+        (61 / 255, "which was kept: the frame had changed there by 61 of 255, which changed:60 would have marked"),
+        (0.4 / 255, "which was kept: the frame had changed there by 0 of 255, which changed:0 would have marked"),
+        (0.0, "which was computed"),
+    ],
+)
+def test_where_the_largest_error_is_and_what_would_have_seen_it(moved, words):
+    drift = Drift(2, PAD)
+    drift.apart = torch.zeros(1, 3, *SIZE)
+    drift.apart[0, 1, 20, 30] = -moved
+    found = place_of(Frame(7, None), (0, 2, 41, 60), drift)
+    assert found == f"in frame 7 at row 41, column 60 of the picture, {words}"
+    frame = torch.zeros(1, 3, *SIZE)
+    for threshold in (60, 61):
+        mask = Changed(threshold / 255)
+        mask(frame)
+        assert bool(mask(frame + drift.apart).any()) == (moved > threshold / 255)
 
 
 def test_cameras_follow_each_its_own_wall():

@@ -15,7 +15,8 @@ import torch
 
 from sbnet.apps import nvdec
 from sbnet.apps.pipeline import Cameras, Pipeline, PipelineError, open_source
-from sbnet.apps.pipeline.hardware import Decoding
+from sbnet.apps.pipeline.hardware import Decoding, reader_for
+from sbnet.apps.pipeline.stages import Ahead
 from sbnet.apps.surface import Surface
 
 av = pytest.importorskip("av")
@@ -338,6 +339,29 @@ def test_on_a_gpu_pictures_outlive_the_decoder_s_surface(decoder, tmp_path):
     wanted = read(open_source(path))
     for frame, (*_, pixels) in zip(frames, wanted, strict=True):
         assert np.abs(frame.raw().cpu().numpy().astype(int) - pixels).max() <= 1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_films_that_share_a_reader_have_their_own_pictures_to_the_bit(decoder, tmp_path):
+    """While the device is busy. Decoders make the same pictures as FFmpeg, whose luma and chroma are compared."""
+    codecs = ["libx264", "libx265", "libvpx-vp9", "libx264", "libx265"]
+    paths = [film(tmp_path / f"{k}.mkv", codec, size=(540, 960), count=30 + k) for k, codec in enumerate(codecs)]
+    reader = reader_for(CUDA)
+    feeds = [Ahead(hardware(path), reader=reader) for path in paths]
+    x, got = torch.randn(4096, 4096, device=CUDA), [[] for _ in paths]
+    for _ in range(30):
+        for feed, own in zip(feeds, got, strict=True):
+            frame = next(feed)
+            x = torch.tanh(x @ x)
+            own.append(frame.surface.wait().clone())
+    assert all(feed.shared for feed in feeds)
+    for feed in feeds:
+        feed.close()
+    reader.close()
+    for path, own in zip(paths, got, strict=True):
+        with av.open(str(path)) as host:
+            for planes, picture in zip(own, host.decode(video=0), strict=False):
+                assert np.array_equal(planes.cpu().numpy(), picture.reformat(format="nv12").to_ndarray())
 
 
 @pytest.mark.gpu

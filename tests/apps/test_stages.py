@@ -1,5 +1,6 @@
 """Where the time of a pipeline goes: its stages, what bounds it, and what reading, drawing and writing cost."""
 
+import threading
 import time
 from fractions import Fraction
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from sbnet.apps import video, writers
 from sbnet.apps.pipeline import Network, Pipeline, PipelineError
+from sbnet.apps.pipeline.stages import Ahead, Reader
 from support.films import pictures, walking_square
 
 pytest.importorskip("av")
@@ -119,3 +121,88 @@ def test_pictures_that_cannot_be_written_are_said(tmp_path):
     with pytest.raises((video.VideoError, PipelineError), match=r"00001\.png: cannot be written"):
         run(film, str(out), limit=2)  # said at the end
     assert len(list(tmp_path.glob("out/*.png"))) >= 2
+
+
+class Prompt:
+    """A source whose items are there at once. threads: which read them."""
+
+    prompt = True
+
+    def __init__(self, count: int, fault: bool = False):
+        self.count, self.fault, self.threads, self.closed = count, fault, set(), False
+
+    def __iter__(self):
+        try:
+            for k in range(self.count):
+                self.threads.add(threading.current_thread())
+                yield k
+            if self.fault:
+                raise OSError("cable")
+        finally:
+            self.closed = True
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "sbnet-decode"]
+
+
+def test_one_thread_reads_many_sources_each_in_its_order():
+    shared, sources = Reader(), [Prompt(50, fault=k == 3) for k in range(9)]
+    feeds = [Ahead(source, reader=shared) for source in sources]
+    assert [next(feed) for feed in feeds] == [0] * 9
+    assert [next(feed) for feed in feeds] == [1] * 9
+    found = [[] for _ in feeds]
+    for k in range(2, 50):
+        for feed, own in zip(feeds, found, strict=True):
+            own.append(next(feed))
+        assert len(readers()) <= 1 or k < 8
+    assert found == [list(range(2, 50))] * 9
+    for k, feed in enumerate(feeds):
+        for _ in range(2):  # asked again, it ends again
+            with pytest.raises(OSError if k == 3 else StopIteration):
+                next(feed)
+    for feed in feeds:
+        feed.close()
+    shared.close()
+    assert not readers()
+    assert all(source.closed for source in sources)
+    later = set().union(*(source.threads for source in sources))
+    assert len(later) <= 9 + 1  # its own for the first item, then the shared one
+
+
+def test_sources_that_nobody_reads_to_the_end_are_closed():
+    shared, sources = Reader(), [Prompt(10**9) for _ in range(5)]
+    feeds = [Ahead(source, reader=shared) for source in sources]
+    for feed in feeds:
+        next(feed)
+    deadline = time.perf_counter() + 10
+    while not all(feed.shared for feed in feeds) and time.perf_counter() < deadline:
+        next(feeds[0], None)
+        time.sleep(1e-3)
+    for feed in feeds:
+        feed.close()
+    shared.close()
+    assert not readers()
+    assert all(source.closed for source in sources)
+
+
+def test_a_source_that_may_wait_keeps_its_thread():
+    release = threading.Event()
+
+    def waits():
+        yield 0
+        release.wait(10)
+        yield 1
+
+    shared = Reader()
+    slow, quick = Ahead(waits(), reader=shared), Ahead(Prompt(40), reader=shared)
+    assert next(slow) == 0
+    assert [next(quick) for _ in range(40)] == list(range(40))
+    assert slow.poll(0) is None
+    assert quick.shared
+    assert not slow.shared
+    release.set()
+    assert next(slow) == 1
+    for feed in (slow, quick):
+        feed.close()
+    shared.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from torch import nn
 from sbnet import masks
 from sbnet.apps.pipeline import Cameras, Frame, Network, Pipeline, tick_graph
 from sbnet.apps.pipeline.batch import Batch
-from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, uncovered
+from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, faces_among, uncovered
 from sbnet.apps.pipeline.decode import _apart, _corners, _detr, _rtdetr, _vector, _yolo, decoded
+from sbnet.apps.pipeline.networks import one_of
 from sbnet.apps.pipeline.tick_graph import of_each, row_of
 from sbnet.apps.surface import Look, Surface
 from sbnet.masks.motion import joined_motion
@@ -64,9 +66,9 @@ def device(request, monkeypatch):
 
 
 def counted(call):
-    def called(*given):
-        Replayed.count += 1
-        return call(*given)
+    def called(graph):
+        Replayed.count += not graph._eager()
+        return call(graph)
 
     return called
 
@@ -107,7 +109,20 @@ def test_each_camera_is_as_alone(mode, device):
         for got, wanted in zip(results, alone, strict=True):
             if mode != "cached" or got.frame.index:  # of a first frame in cached mode all is computed, masked or not
                 assert np.array_equal(got.active, wanted.active)
+            assert got.density == pytest.approx(got.active.mean())
             assert np.abs(got.picture.astype(int) - wanted.picture).max() <= 1
+
+
+def test_no_call_with_a_frame_of_each_camera_is_made_step_by_step(device, monkeypatch):
+    def stepped(*_):
+        raise AssertionError("step by step")
+
+    monkeypatch.setattr(Batch, "_stepped", stepped)
+    seen: list = [[], []]
+    Cameras([frames(4), frames(4, 16)], own()[:2], Network(edges(), "edges"), lambda k, r: seen[k].append(r.density),
+            mode="cached", compare=0, device=device, dtype=torch.float32, patience=5.0).run()  # fmt: skip
+    assert [densities[0] for densities in seen] == [1.0, 1.0]
+    assert Replayed.count == 3
 
 
 class Bright(nn.Module):
@@ -146,15 +161,15 @@ def _settled(decode):
 
     def landing(output):
         found = decode(output)
-        valid = found[:, 4] >= 0.3
-        return found, *uncovered(_apart(_corners(found), found[:, 5], valid), valid, 0.5), None
+        valid = found[4] >= 0.3
+        return found, *uncovered(_apart(_corners(found), found[5], valid), valid, 0.5), None
 
     return landing
 
 
 def _faces(output):
     rows, *_ = face_candidates(*output, 0.3)
-    return rows, *uncovered(_face_boxes(rows), rows[:, 0] > 0.3, 0.3)
+    return rows, *uncovered(_face_boxes(rows), rows[0] > 0.3, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +196,46 @@ def test_decoders_of_all_cameras_at_once_give_what_each_gives(landing, shapes, d
         for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
             assert a is b is None or a.dtype == b.dtype
             assert a is None or torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["faces", "yolo", "detr"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_records_of_all_cameras_at_once_are_those_of_each(kind, settled):
+    """Of images with none, some and many candidates. settled: as a GPU leaves them, certain of some images alone."""
+    torch.manual_seed(0)
+    given = [Frame(k, np.zeros((256 - 8 * k, 320 - 16 * k, 3), np.uint8)) for k in range(4)]
+    if kind == "faces":
+        network = Network(None, finish_all=partial(faces_of, 0.3))
+        maps = torch.rand(4, 1, 64, 80), torch.rand(4, 2, 64, 80) * 3, torch.rand(4, 2, 64, 80)
+        maps[0][0] = 0
+        maps[0][1] *= 0.31
+        landed = [face_candidates(*(v[k : k + 1] for v in maps), 0.3)[0] for k in range(4)]
+        settle = lambda rows: uncovered(_face_boxes(rows), rows[0] > 0.3, 0.3)  # noqa: E731
+    else:
+        network = decoded(Network(None), f"{kind}:0.3")
+        boxes, scores = torch.rand(4, 4, 300) * 200, torch.rand(4, 3, 300) ** 4
+        scores[0] = 0
+        if kind == "yolo":
+            landed = [_yolo(torch.cat([boxes, scores], 1)[k : k + 1]) for k in range(4)]
+        else:
+            logits = 5 * torch.cat([scores, 1 - scores.amax(1, keepdim=True)], 1)
+            landed = [_detr([logits[k : k + 1].mT, boxes[k : k + 1].mT / 256]) for k in range(4)]
+        settle = lambda rows: uncovered(_apart(_corners(rows), rows[5], rows[4] >= 0.3), rows[4] >= 0.3, 0.7)  # noqa: E731
+    kept = certain = None
+    if settled:
+        kept, certain = (torch.stack(one) for one in zip(*map(settle, landed), strict=True))
+        certain[2] = False
+        kept[2] = ~kept[2]  # which is not to be believed
+    stacked = torch.stack(landed), kept, certain
+    together = network.concluded_all(stacked, given)
+    for k, (frame, (_, records)) in enumerate(zip(given, together, strict=True)):
+        (alone,) = network.concluded_all((landed[k][None], None, None), [frame])
+        assert records == alone[1] == one_of(network.finish_all)((landed[k], None, None), frame)[1]
+    assert [bool(records) for _, records in together] == [False, True, True, True]
+
+
+def faces_of(least, found, frames):
+    return [(None, own) for own in faces_among(found, [frame.size for frame in frames], least)]
 
 
 def test_a_decoder_that_cannot_see_all_cameras_at_once_sees_one_after_the_other(device):

@@ -27,6 +27,18 @@ def test_shifted_windows_with_a_bias_of_each(device, dtype):
 
 
 @dtypes
+@pytest.mark.parametrize("dim", [24, 32, 64])
+@pytest.mark.parametrize("density", [0.1, 1.0])
+def test_many_windows(device, dtype, dim, density):
+    """On CUDA some for each CTA, which stays and has the bias in shared memory."""
+    torch.manual_seed(0)
+    size = (42, 31) if device == "cpu" else (196, 185)
+    rows = squares(*size, 7, pad=4)
+    bias = torch.randn(len(rows), 3, 49, 49)
+    Case(device, dtype, size, rows, heads=3, dim=dim, bias=bias, density=density).check()
+
+
+@dtypes
 @pytest.mark.parametrize("fills", [False, True])
 def test_keys_of_padding_exist(device, dtype, fills):
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from support.window_nets import SEGFORMER, hugging_face
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
-QUICK = ("RT-DETR's encoder", "DETR", "CaiT", "XCiT")
+QUICK = ("RT-DETR's encoder", "DETR", "CaiT", "XCiT", "Depth Anything", "DPT")
 
 
 def dense_ops(run) -> set[str]:

@@ -127,3 +127,11 @@ def test_motion_in_a_cuda_graph():
         x.copy_(frame("cuda", square))
         graph.replay()
         assert torch.equal(mask, eager(frame("cuda", square)))
+
+
+def test_motion_on_another_device_begins_anew():
+    mask, frames = MotionMask(), torch.rand(2, 1, 3, 16, 24)
+    mask(frames[0])
+    mask.background = mask.background.to("meta")  # as of a pipeline on a GPU before
+    assert mask(frames[1]).all()
+    assert mask.background.device == frames.device

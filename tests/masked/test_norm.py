@@ -72,6 +72,13 @@ def check(name, x, weight, bias, active):
     return got
 
 
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+@pytest.mark.parametrize("channels", [1056, 1288, 1536, 1768, 2048])
+def test_layer_norms_of_many_channels(device, dtype, channels):
+    """Up to eight words of a pixel a lane."""
+    check("layer_norm2d", *make(device, dtype, (1, channels, 9, 10), density=0.6))
+
+
 @pytest.mark.parametrize("name", NORMS)
 def test_against_float64(device, name):
     for dtype in FLOATS:

@@ -1,4 +1,4 @@
-"""Small transformers with parts that run dense: detectors' decoders, class tokens, scores that heads share."""
+"""Small transformers with heads or parts that run dense: detectors' decoders, class tokens, scores that heads share."""
 
 from __future__ import annotations
 
@@ -69,6 +69,48 @@ def detr() -> nn.Module:
     return stirred(Boxes(transformers.DetrForObjectDetection(config)))
 
 
+class Depth(nn.Module):
+    """A depth estimator of the transformers library."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(pixel_values=x).predicted_depth
+
+
+NECK = {"neck_hidden_sizes": [8, 16, 24, 32], "fusion_hidden_size": 16}
+TRUNK = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+
+
+def depth_anything() -> nn.Module:
+    """DINOv2, of which four layers' tokens become planes, and DPT's head."""
+    torchvision()
+    import transformers
+
+    stages = [f"stage{k}" for k in range(1, 5)]
+    backbone = transformers.Dinov2Config(
+        image_size=98, patch_size=14, out_features=stages, reshape_hidden_states=False, apply_layernorm=True, **TRUNK
+    )
+    sizes = {"patch_size": 14, "reassemble_hidden_size": 32, "head_hidden_size": 8}
+    torch.manual_seed(0)
+    config = transformers.DepthAnythingConfig(backbone_config=backbone, **sizes, **NECK)
+    return stirred(Depth(transformers.DepthAnythingForDepthEstimation(config)))
+
+
+def dpt() -> nn.Module:
+    """A ViT whose class token is joined to each of its pixels."""
+    torchvision()
+    import transformers
+
+    config = transformers.DPTConfig(
+        image_size=96, intermediate_size=64, backbone_out_indices=[0, 1, 2, 3], readout_type="project", **TRUNK, **NECK
+    )
+    torch.manual_seed(0)
+    return stirred(Depth(transformers.DPTForDepthEstimation(config)))
+
+
 CVT = {"embed_dim": [16, 32, 48], "num_heads": [1, 2, 3], "depth": [1, 2, 3], "patch_sizes": [7, 3, 3]}
 LEVIT = {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [1] * 3, "key_dim": [8] * 3}
 # Name: what makes it, the side of its images, and ops that run dense on whole planes or lists of queries.
@@ -78,6 +120,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
     "DETR": (detr, 128, {"shown", "scaled_dot_product_attention"}),
     "CaiT": (lambda: small("cait_xxs24_224", img_size=96, depth=2), 96, {"hide", "softmax", "matmul"}),
     "XCiT": (lambda: small("xcit_nano_12_p16_224", img_size=96, depth=2), 96, {"linalg_vector_norm", "softmax"}),
+    "Depth Anything": (depth_anything, 98, set()),
+    "DPT": (dpt, 96, {"cat", "expand_as"}),
     "CvT": (lambda: hugging_face("Cvt", **CVT), 128, {"softmax", "matmul"}),
     "EfficientViT of cascades": (lambda: small("efficientvit_m0"), 128, {"hide", "softmax", "matmul"}),
     "MobileNetV4 with attention": (

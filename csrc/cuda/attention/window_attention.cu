@@ -24,74 +24,54 @@ struct Config {
   // Scores are products times a number, which is multiplied in where their exponents are made.
   static constexpr bool kPlain = kBias == Bias::kNone && !kCosines;
   static constexpr int kAhead = kPlain && kDim == 64 ? 2 : 1;  // stages under way beside the one in use
+  static constexpr bool kStays = kBias == Bias::kHeld;
+  static constexpr int kCtas = kEach == 2 || kDim == 128 ? 2 : 4;  // on a multiprocessor
   static constexpr WindowTile kTile = WindowTile::of_halves(kRows, kDim, kAhead + 1);
   static constexpr int kKeyBytes = kKeys * kDim * 2, kStage = 2 * kKeyBytes, kStages = kTile.stages;
+  // Numbers of a matrix from a row to the next: eight rows of them lie in different banks.
+  static constexpr int kBiasPitch = kKeys + 8, kBiasBytes = kBias == Bias::kHeld ? kRows * kBiasPitch * 2 : 0;
 };
 
-// One by the length of a row of a tile, or by `least`.
-template <class T, int kDim>
-__device__ float length_factor(const uint8_t* tile, int row, int dim, float least) {
-  float sum = 0.f;
-  for (int word = 0; word * 8 < dim; ++word) {
-    const auto v = *reinterpret_cast<const Pack<T, 8>*>(tile + word_at<kDim>(row, word));
-#pragma unroll
-    for (int e = 0; e < 8; ++e) sum = fmaf(to_float(v.v[e]), to_float(v.v[e]), sum);
-  }
-  return 1.f / fmaxf(sqrtf(sum), least);
-}
-
-// What tables add to scores in base 2: of a row i C + j, queries by row i of one table and by row j of the other.
+// One item. waited: for the launch ahead.
 template <class C>
-__device__ void relative_products(const Args& a, const uint8_t* queries, const int* places, int rows, float* to) {
-  using T = typename C::T;
-  const WindowAttentionParams& p = a.p;
-  const int width = p.table_rows + p.table_columns;
-  const int stride = WindowTile::relative_stride(p.table_rows, p.table_columns);
-  for (int i = threadIdx.x; i < rows * width; i += kThreads) {
-    const int row = i / width, other = i % width;
-    uint32_t y, x;
-    a.table_columns.divmod(places[row], &y, &x);
-    const T* table =
-        other < p.table_rows
-            ? static_cast<const T*>(p.row_table) + (int64_t{y} * p.table_rows + other) * p.dim
-            : static_cast<const T*>(p.column_table) + (int64_t{x} * p.table_columns + other - p.table_rows) * p.dim;
-    float sum = 0.f;
-#pragma unroll 4
-    for (int w = 0; w * 8 < p.dim; ++w) {
-      const auto left = *reinterpret_cast<const Pack<T, 8>*>(queries + word_at<C::kDim>(row, w));
-      const auto right = *reinterpret_cast<const Pack<T, 8>*>(table + w * 8);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum = fmaf(to_float(left.v[e]), to_float(right.v[e]), sum);
-    }
-    to[row * stride + other] = sum * kLog2e;
-  }
-}
-
-template <class C>
-__global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 : 2)
-    window_attention_kernel(const __grid_constant__ Args a) {
+__device__ __forceinline__ void attend(const Args& a, uint8_t* shared, uint32_t item, bool& waited) {
   using T = typename C::T;
   constexpr int kDim = C::kDim, kEach = C::kEach, kRows = C::kRows, kWords = kDim / 8, kPass = kThreads / kWords;
   constexpr WindowTile kParts = C::kTile;
-  extern __shared__ __align__(1024) uint8_t shared[];
   const WindowAttentionParams& p = a.p;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const WindowWork work(a, kRows);
+  const WindowWork work(a, kRows, item);
   const int window = work.window, head = work.head;
   const int64_t n = work.n;
   int* row_pixels = reinterpret_cast<int*>(shared + kParts.pixels);
   int* row_places = reinterpret_cast<int*>(shared + kParts.places);
   float* row_factors = reinterpret_cast<float*>(shared + kParts.row_factors);
+  int* key_pixels = reinterpret_cast<int*>(shared + kParts.key_pixels);  // of the first step of keys
   float* key_factors = reinterpret_cast<float*>(shared + kParts.key_factors);
   int* sums = reinterpret_cast<int*>(shared + kParts.sums);
   uint16_t* list = reinterpret_cast<uint16_t*>(shared + kParts.list);
   float* relative = reinterpret_cast<float*>(shared + kParts.relative(p.keys));
+  T* held_bias = reinterpret_cast<T*>(relative);
   const int64_t* key_index = p.key_index + int64_t{window} * p.keys;
+  if constexpr (C::kStays) __syncthreads();  // the item before this one has been written
   for (int i = threadIdx.x; i < kRows; i += kThreads) row_pixels[i] = -1, row_places[i] = 0;
   __syncthreads();
-  grid_dependency_wait();
+  if constexpr (!C::kStays) grid_dependency_wait();
   const int rows = list_rows<kThreads, kRows>(a, work, row_pixels, row_places, sums);
   if (!rows) return;
+  int keys = 0;
+  if constexpr (C::kStays) {
+    keys = list_keys<kThreads, C::kBias>(a, work, list, sums);
+    if (static_cast<int>(threadIdx.x) < keys)
+      key_pixels[threadIdx.x] = static_cast<int>(pixel_of_key<C::kBias>(a, key_index, list[threadIdx.x]));
+    const int64_t matrix = ((p.bias_windows > 1 ? window : 0) * int64_t{p.heads} + head) * p.rows * p.keys;
+    hold_bias<kThreads>(static_cast<const T*>(p.bias.data) + matrix, p.keys, row_places, rows, list, keys, held_bias,
+                        C::kBiasPitch);
+    __syncthreads();
+    if (!waited) grid_dependency_wait();
+    waited = true;
+    grid_dependency_release();
+  }
   // Queries, and keys meanwhile.
   const uint32_t memory = shared_address(shared);
   const int word = threadIdx.x % kWords;
@@ -108,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     copy(memory, row, pixel >= 0 && word * 8 < p.dim ? q + pixel * q_stride : nullptr);
   }
   cp_async_commit();
-  const int keys = list_keys<kThreads, C::kBias>(a, work, list, sums);
+  if constexpr (!C::kStays) keys = list_keys<kThreads, C::kBias>(a, work, list, sums);
   const T* k_fill = p.k_fill ? static_cast<const T*>(p.k_fill) + head * p.dim : nullptr;
   const T* v_fill = p.v_fill ? static_cast<const T*>(p.v_fill) + head * p.value_dim : nullptr;
   const auto load = [&](int k0, int stage) {
@@ -117,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
     for (int row = threadIdx.x / kWords; row < kKeys && k0 < keys; row += kPass) {
       const T *from_k = nullptr, *from_v = nullptr;
       if (k0 + row < keys) {
-        const int64_t pixel = pixel_of_key<C::kBias>(a, key_index, list[k0 + row]);
+        const int64_t pixel = C::kStays ? key_pixels[row] : pixel_of_key<C::kBias>(a, key_index, list[k0 + row]);
         from_k = pixel >= 0 ? k + pixel * k_stride : k_fill;
         from_v = pixel >= 0 ? v + pixel * v_stride : v_fill;
       }
@@ -134,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   if (cosines)
     for (int row = threadIdx.x; row < kRows; row += kThreads)
       row_factors[row] = length_factor<T, kDim>(shared, row, p.dim, p.normalize);
-  if constexpr (C::kTables) relative_products<C>(a, shared, row_places, rows, relative);
+  if constexpr (C::kTables) relative_products<C, kThreads>(a, shared, row_places, rows, relative);
   __syncthreads();
   const float factor = p.scale * (p.scales.data ? number<T>(p.scales, head) : 1.f) * kLog2e;
   const int w0 = warp * 16 * kEach;
@@ -244,11 +224,18 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
         for (int j = 0; j < kKeys / 8; ++j) {
           const int at = j * 8 + lane % 4 * 2;
           uint32_t places = 0;  // of two keys; past the last key of any
-          if constexpr (C::kBias != Bias::kNone)
+          if constexpr (C::kBias == Bias::kMatrix || C::kTables)
             if (k0 + at < keys) places = *reinterpret_cast<const uint32_t*>(list + k0 + at);
+          Pack<T, 2> numbers[2 * kEach];
+          if constexpr (C::kBias == Bias::kHeld)
+#pragma unroll
+            for (int i = 0; i < 2 * kEach; ++i)
+              numbers[i] = *reinterpret_cast<const Pack<T, 2>*>(held_bias + row_of(i) * C::kBiasPitch + at);
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int place = C::kBias == Bias::kNone || (e && k0 + at + 1 >= keys) ? 0 : places >> 16 * e & 0xffff;
+            const int place = !(C::kBias == Bias::kMatrix || C::kTables) || (e && k0 + at + 1 >= keys)
+                                  ? 0
+                                  : places >> 16 * e & 0xffff;
             const float by = cosines ? key_factors[at + e] : 1.f;
 #pragma unroll
             for (int i = 0; i < 2 * kEach; ++i) {
@@ -257,6 +244,7 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
               if (cosines) s *= by;
               if constexpr (C::kBias == Bias::kMatrix)
                 s = fmaf(number<T>(p.bias, bias_of_window + bias_at[i] + place), kLog2e, s);
+              if constexpr (C::kBias == Bias::kHeld) s = fmaf(to_float(numbers[i].v[e]), kLog2e, s);
               if constexpr (C::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
               if (part && k0 + at + e >= keys) s = -INFINITY;
               most[i] = fmaxf(most[i], s);
@@ -317,9 +305,28 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   }
 }
 
+// Where small windows are many CTAs stay, as most may have no active row: each asks of all of its items at once which
+// have.
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kCtas) window_attention_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  bool waited = !a.settled;
+  if constexpr (!C::kStays) return attend<C>(a, shared, blockIdx.x, waited);
+  if (waited) grid_dependency_wait();
+  const uint32_t step = gridDim.x;
+  for (uint32_t first = blockIdx.x; first < a.items; first += 32 * step) {
+    uint32_t left = active_items<kThreads>(a, first, reinterpret_cast<uint32_t*>(shared + C::kTile.key_pixels));
+    for (uint32_t item = first; left && item < a.items; item += step, left >>= 1)
+      if (left & 1) attend<C>(a, shared, item, waited);
+    __syncthreads();  // bits have been read
+  }
+  if (!waited && blockIdx.x == 0) grid_dependency_wait();  // the end of this launch says that those before have ended
+}
+
 template <class C>
 Status launch(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return launch_windows<kThreads, window_attention_kernel<C>>(p, C::kTile, device, stream);
+  return launch_windows<kThreads, window_attention_kernel<C>>(p, C::kTile, device, stream, C::kBiasBytes,
+                                                              C::kStays ? C::kCtas : 0);
 }
 
 // Two operands of rows a warp use each fragment of keys twice, where rows are enough for all multiprocessors.
@@ -329,6 +336,8 @@ Status launch_of(const WindowAttentionParams& p, const DeviceInfo& device, cudaS
   if constexpr (kBias == Bias::kNone && !kCosines)
     if (p.rows >= 256 && size_product({(p.rows + 127) / 128, p.windows, p.heads, p.q.size[0]}) >= 2 * device.sm_count)
       return launch<Config<T, 64, 2, kBias, kCosines>>(p, device, stream);
+  if constexpr (kBias == Bias::kHeld)
+    if (p.dim <= 32 && p.value_dim <= 32) return launch<Config<T, 32, 1, kBias, kCosines>>(p, device, stream);
   return launch<Config<T, 64, 1, kBias, kCosines>>(p, device, stream);
 }
 
@@ -341,8 +350,12 @@ Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cud
 template <class T>
 Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
   if (p.row_table) return launch_of<T, Bias::kTables, true>(p, device, stream);
-  return p.bias.data ? launch_with<T, Bias::kMatrix>(p, device, stream)
-                     : launch_with<T, Bias::kNone>(p, device, stream);
+  if (!p.bias.data) return launch_with<T, Bias::kNone>(p, device, stream);
+  // Fewer items take longer than CTAs that come and go (docs/log/tokens.md).
+  const bool many = size_product({p.windows, p.heads, p.q.size[0]}) >= 16 * device.sm_count;
+  const bool fits = p.keys <= kKeys && p.rows <= kKeys && !p.listed_rows.order && p.bias.dtype == p.q.dtype;
+  return many && fits ? launch_with<T, Bias::kHeld>(p, device, stream)
+                      : launch_with<T, Bias::kMatrix>(p, device, stream);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace sbnet {
 
-constexpr int kLayerThreads = 256, kMostHeld = 4;  // words of a pixel that a lane holds
+constexpr int kLayerThreads = 256, kMostHeld = 8;  // words of a pixel that a lane holds
 constexpr int kMostLayerChannels = 2048;           // whose weight and bias lie in shared memory
 
 struct LayerPlan {
@@ -166,8 +166,13 @@ Status launch_layer(const char* op, const NormParams& p, const LayerPlan& plan, 
       return launch_held<T, 2>(op, p, plan, device, stream);
     case 3:
       return launch_held<T, 3>(op, p, plan, device, stream);
-    default:
+    case 4:
       return launch_held<T, 4>(op, p, plan, device, stream);
+    case 5:
+    case 6:
+      return launch_held<T, 6>(op, p, plan, device, stream);
+    default:
+      return launch_held<T, 8>(op, p, plan, device, stream);
   }
 }
 

@@ -85,6 +85,7 @@ template <class T>
 __global__ void __launch_bounds__(kRowThreads) move_rows_kernel(const MoveRowsParams p, int words, int ctas) {
   const int64_t n = blockIdx.x / ctas, r = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   grid_dependency_wait();
+  grid_dependency_release();
   if (r >= p.out.rows || p.stays(n, r)) return;
   uint8_t* to = static_cast<uint8_t*>(p.out.data) + (n * p.out.image_stride + r * p.out.row_stride) * p.element_bytes;
   const auto* from = p.element_bytes == 2 ? reinterpret_cast<const uint8_t*>(source_of<uint16_t>(p, n, r))
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(kRowThreads)
     pack_patches_kernel(const PackPatchesParams p, FastDiv width, FastDiv height, int columns, int patches, int ctas) {
   const int64_t n = blockIdx.x / ctas, r = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   grid_dependency_wait();
+  grid_dependency_release();
   if (r >= p.out.rows || (r >= p.lengths[n] && !p.clear)) return;
   const int64_t t = p.index[n * p.out.rows + r];
   const bool there = r < p.lengths[n] && t >= 0 && t < patches;
@@ -124,6 +126,7 @@ __global__ void __launch_bounds__(kRowThreads)
   uint32_t i, j;
   columns.divmod(static_cast<uint32_t>(pixel), &i, &j);
   grid_dependency_wait();
+  grid_dependency_release();
   const int64_t row = n * p.grid.count[0] + block_rows.quotient(i);
   if (p.block_map[row * p.grid.count[1] + block_columns.quotient(j)] < 0) return;
   T* to = reinterpret_cast<T*>(static_cast<uint8_t*>(p.out.data) +

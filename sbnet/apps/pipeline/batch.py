@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sbnet.apps.machine import device_name
-from sbnet.apps.pipeline.clock import Clock
+from sbnet.apps.pipeline.clock import Clock, Landed
 from sbnet.apps.pipeline.compute import Compute
 from sbnet.apps.pipeline.frame_graph import kind_of
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, mask_of
+from sbnet.apps.pipeline.networks import Finished
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.apps.pipeline.tick_graph import TickGraph, row_of
 from sbnet.masks.motion import joined_motion
+
+
+class Tick:
+    """What one call of the network made of a frame of each of some cameras.
+
+    Attributes:
+        results: by camera; theirs once `land` was called, until when they are on their way to the host.
+
+    Args:
+        landed: of the call, where its results come in one copy. active: their blocks, [N,rows,columns]. conclude: what
+            makes pictures and records of what landed.
+    """
+
+    def __init__(
+        self, results: dict[int, Result], landed: Landed | None = None, active: Tensor | None = None,
+        conclude: Callable[[], list[Finished]] | None = None,
+    ) -> None:  # fmt: skip
+        self.results, self._landed, self._active, self._conclude = results, landed, active, conclude
+
+    def land(self) -> float:
+        """Waits for the device, and brings all to the host: once for all results. Seconds that it waited."""
+        waited = 0.0
+        if self._landed is not None and self._active is not None:
+            ms, waited = self._landed.wait()
+            if self._conclude is not None:
+                for result, made in zip(self.results.values(), self._conclude(), strict=True):
+                    result.picture, result.records = made
+            active = self._active.numpy().copy()  # what was copied here goes when its pictures do
+            blocks = active[0].size
+            for result, own in zip(self.results.values(), active, strict=True):
+                result.active, result.density, result.ms = own, np.count_nonzero(own) / blocks, ms
+            self._landed = self._active = self._conclude = None
+        for result in self.results.values():
+            result.land()
+            waited, result.waited = waited + result.waited, 0.0
+        return waited
 
 
 class Batch(Compute):
@@ -37,28 +75,32 @@ class Batch(Compute):
             mask.reset()
             mask.expect(self._drift is not None)
         self.x: Tensor | None = None  # [cameras,C,H,W]
+        self._kind: Any = None  # of the last frame that was as wanted
         self._begun = [False] * len(cameras)
 
     def differs(self, frame: Frame) -> str:
         """What is wrong with a frame's shape, or nothing; the first frame of all says what is wanted."""
+        kind = kind_of(frame)
+        if kind == self._kind:  # as nearly all are: this is asked of each frame of each camera
+            return ""
         settings = self.settings
         shape = _shape(frame)
         if self.x is None:
             x = torch.zeros(len(self.cameras), *shape, device=settings.device, dtype=settings.dtype)
             self.x = x.contiguous(memory_format=torch.channels_last)
             height, width = shape[1:]
-            kind = str(settings.dtype).removeprefix("torch.")
-            self.summary.title = (f"{len(self.cameras)} sources, {height}x{width}: {self.network.name}, {kind} on "
+            dtype = str(settings.dtype).removeprefix("torch.")
+            self.summary.title = (f"{len(self.cameras)} sources, {height}x{width}: {self.network.name}, {dtype} on "
                                   f"{device_name(settings.device)}")  # fmt: skip
         wanted = tuple(self.x.shape[1:])
         if tuple(shape) == wanted:
+            self._kind = kind
             return ""
         return f"{frame.name}: expected a frame of {wanted[1]}x{wanted[2]} and {wanted[0]} channels, got {shape[1]}x" \
                f"{shape[2]} and {shape[0]}; size= scales"  # fmt: skip
 
     @torch.no_grad()
-    def tick(self, frames: dict[int, Frame]) -> list[tuple[int, Result, int]]:
-        """(camera, result, results of this call) of each frame."""
+    def tick(self, frames: dict[int, Frame]) -> Tick:
         begin, aside = time.perf_counter(), self.aside
         try:
             graph = self._graph_of(frames)
@@ -77,6 +119,8 @@ class Batch(Compute):
         graph = self._tick_graph
         if graph is None or any(kind_of(frame) != graph.kind for frame in frames.values()):
             return None
+        if self.settings.mode == "cached" and not any(self._begun):
+            self._begun = [True] * len(self.cameras)  # the run computes all of a first call, outside the graph
         return graph if self.settings.mode != "cached" or all(self._begun) else None
 
     def _set_graph(self, frames: dict[int, Frame]) -> None:
@@ -94,8 +138,9 @@ class Batch(Compute):
 
         try:
             self._tick_graph = TickGraph(
-                network, body, [frames[k] for k in range(len(x))], self.settings.device, self.settings.dtype
-            )
+                network, body, [frames[k] for k in range(len(x))], self.settings.device, self.settings.dtype,
+                lambda: bool(run.whole_frame),
+            )  # fmt: skip
         except PipelineError:
             self._together = False
         finally:
@@ -106,21 +151,29 @@ class Batch(Compute):
             self._begun = [False] * len(self.cameras)
             self.aside += time.perf_counter() - begin
 
-    def _replayed_all(self, graph: TickGraph, frames: dict[int, Frame]) -> list[tuple[int, Result, int]]:
-        graph.upload([frames[k] for k in range(len(self.cameras))])
+    def _replayed_all(self, graph: TickGraph, frames: dict[int, Frame]) -> Tick:
+        given = [frames[k] for k in range(len(self.cameras))]
+        graph.upload(given)
         clock = Clock(self.settings.device)
         x, output, mask, drift = graph.replay()
         clock.end()
         shown, active, here = graph.download()
-        results = []
-        for k, frame in frames.items():
-            result = Result(frame, None, None if graph.lands else shown[k], active=active[k], block=self._block)
-            if graph.lands:
-                result.finish = partial(self.network.concluded, shown[k], frame)
-            results.append((k, result, len(frames)))
-        clock.stop(*(result for _, result, _ in results), here=here)
+        results = {k: Result(frame, block=self._block) for k, frame in enumerate(given)}
+        conclude = None
+        if graph.stacked:
+            conclude = partial(self.network.concluded_all, shown, given)
+        else:
+            for result, own in zip(results.values(), shown, strict=True):
+                if graph.lands:
+                    result.finish = partial(self.network.concluded, own, result.frame)
+                else:
+                    result.picture = own
         self._sample(frames, x, output, mask, drift)
-        return results
+        return Tick(results, clock.landed(here), active, conclude)
+
+    def release(self) -> None:
+        super().release()
+        self._tick_graph = None
 
     def _sample(self, frames: dict[int, Frame], x: Tensor, output: Any, mask: Tensor, drift: Tensor | None) -> None:
         """Now and then, the dense network on the same frames, and one of them for the contract."""
@@ -132,7 +185,7 @@ class Batch(Compute):
         one = output[k : k + 1] if isinstance(output, Tensor) else output
         self._keep(given[k : k + 1], one, wide[k : k + 1])
 
-    def _stepped(self, frames: dict[int, Frame]) -> list[tuple[int, Result, int]]:
+    def _stepped(self, frames: dict[int, Frame]) -> Tick:
         x = self.x
         assert x is not None
         for k, frame in frames.items():
@@ -149,12 +202,12 @@ class Batch(Compute):
         given = self.network.input(x)
         output = self.run(given, self.network.widened_mask(mask), margin=self.margin)
         drift = self._drifted(x, output)
-        results = [(k, self._result(frame, output, k, x, drift), len(frames)) for k, frame in frames.items()]
-        clock.stop(*(result for _, result, _ in results))
-        for k, result, _ in results:
+        results = {k: self._result(frame, output, k, x, drift) for k, frame in frames.items()}
+        clock.stop(*results.values())
+        for k, result in results.items():
             self.masks[k].learn(result.records)
         self._sample(frames, x, output, mask, drift)
-        return results
+        return Tick(results)
 
     def _tell(self, x: Tensor, fresh: Tensor) -> None:
         for k, mask in enumerate(self.masks):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,33 @@ def uncovered(boxes: Tensor, valid: Tensor, overlap: float) -> tuple[Tensor, Ten
 
 
 def stay(
-    boxes: Callable[[], Tensor], scores: np.ndarray, overlap: float, kept: Tensor | None, certain: Tensor | None
-) -> list[int]:
-    """`best_of` of boxes and scores, best first, or what `uncovered` found, where that is certain. All on the host."""
-    if kept is None or certain is None or not certain.numpy():
-        return best_of(boxes(), torch.from_numpy(scores), overlap)
-    return np.flatnonzero(kept.numpy()[: len(scores)]).tolist()
+    counts: np.ndarray, boxes: Callable[[slice], Tensor], scores: np.ndarray, overlap: float, kept: Tensor | None,
+    certain: Tensor | None,
+) -> np.ndarray:  # fmt: skip
+    """[candidates that count] bool: `best_of` those of each of N images, which lie one behind the other, best first, or
+    what `uncovered` found, where that is certain. All on the host.
+
+    Args:
+        counts: [N,n] bool, which candidates count. boxes: the corners of some of those. scores: of all of them.
+        kept, certain: [N,c] and [N], of `uncovered`; None: nothing is.
+    """
+    found = np.zeros(counts.shape, bool)
+    if kept is not None:
+        found[:, : kept.shape[1]] = kept.numpy()
+    chosen = found[counts]
+    sure = np.zeros(len(counts), bool) if certain is None else certain.numpy()
+    ends = np.count_nonzero(counts, 1).cumsum()
+    for k in np.flatnonzero(~sure).tolist():
+        own = slice(ends[k - 1] if k else 0, ends[k])
+        chosen[own] = False
+        chosen[own.start + np.array(best_of(boxes(own), torch.from_numpy(scores[own]), overlap), int)] = True
+    return chosen
+
+
+def of_images(entries: list[Any], image: np.ndarray, count: int) -> list[list[Any]]:
+    """Entries by their image; `image` tells it of each, in order."""
+    ends = np.searchsorted(image, np.arange(count + 1)).tolist()
+    return [entries[a:b] for a, b in itertools.pairwise(ends)]
 
 
 def boxes_of_faces(
@@ -79,19 +101,19 @@ def boxes_of_faces(
         overlap: intersection over union from which on the worse of two boxes goes.
     """
     found = face_candidates(heat, scale, offset, least, overlap)
-    return faces_among([None if v is None else v.cpu() for v in found], size, least, overlap)
+    return faces_among([None if v is None else v.cpu()[None] for v in found], [size], least, overlap)[0]
 
 
 def face_candidates(
     heat: Tensor, scale: Tensor, offset: Tensor, least: float, overlap: float = FACES
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What `faces_among` reads of CenterFace's maps, on their device: the best cells [n,9] (score, row, column, scale
-    and offset there, height and width of the maps), and on a GPU what `uncovered` gives."""
+    """What `faces_among` reads of CenterFace's maps, on their device: of the best cells [9,n] score, row, column, scale
+    and offset there, height and width of the maps, and on a GPU what `uncovered` gives."""
     high, wide = heat.shape[2:]
     score, at = best_scores(heat[0, 0].float().flatten())
     numbers = [v[0].float().flatten(1)[:, at] for v in (scale, offset)]
     sides = [torch.full_like(score, n) for n in (high, wide)]
-    rows = torch.stack([score, at // wide, at % wide, *numbers[0], *numbers[1], *sides], 1)
+    rows = torch.stack([score, at // wide, at % wide, *numbers[0], *numbers[1], *sides])
     if not heat.is_cuda:
         return rows, None, None
     return rows, *uncovered(_face_boxes(rows), score > least, overlap)
@@ -99,7 +121,7 @@ def face_candidates(
 
 def _face_boxes(rows: Tensor) -> Tensor:
     """[n,4] corners of candidates, cut to what the network was given."""
-    _, row, column, high, wide, down, right, rows_in_all, columns = rows.unbind(1)
+    _, row, column, high, wide, down, right, rows_in_all, columns = rows
     high, wide = high.clamp(max=8).exp() * CELL, wide.clamp(max=8).exp() * CELL
     y, x = (row + down + 0.5) * CELL - high / 2, (column + right + 0.5) * CELL - wide / 2
     below, after = rows_in_all * CELL, columns * CELL
@@ -107,25 +129,33 @@ def _face_boxes(rows: Tensor) -> Tensor:
     return torch.stack([torch.minimum(v, end) for v, end in zip(corners, (after, below) * 2, strict=True)], 1)
 
 
-def faces_among(found: Any, size: tuple[int, ...], least: float, overlap: float = FACES) -> list[Record]:
-    """The records of `boxes_of_faces`, of what `face_candidates` found, on the host."""
-    rows, kept, certain = found
-    rows = rows.numpy()  # of small tensors NumPy is several times as fast
-    rows = rows[rows[:, 0] > least]
-    boxes, scores = _corners_of_faces(rows), rows[:, 0]
-    order = stay(lambda: torch.from_numpy(boxes), scores, overlap, kept, certain)
-    shown = np.minimum(boxes[order], np.array([size[1], size[0]] * 2, np.float32))
-    return [
+def faces_among(
+    found: Any, sizes: Sequence[tuple[int, ...]], least: float, overlap: float = FACES
+) -> list[list[Record]]:
+    """The records of `boxes_of_faces` of frames of these sizes, of what `face_candidates` found in each, stacked and on
+    the host."""
+    every, kept, certain = found
+    every = every.numpy()  # of small tensors NumPy is several times as fast
+    counts = every[:, 0] > least
+    image, at = np.nonzero(counts)
+    rows = every[image, :, at].T
+    boxes, scores = _corners_of_faces(rows), rows[0]
+    chosen = stay(counts, lambda own: torch.from_numpy(boxes[own]), scores, overlap, kept, certain)
+    image = image[chosen]
+    ends = np.array([(width, height, width, height) for height, width, *_ in sizes], np.float32)
+    shown = np.minimum(boxes[chosen], ends[image])
+    records = [
         {"box": box, "score": score}
         for box, score in zip(
-            shown.astype(float).round(1).tolist(), scores[order].astype(float).round(4).tolist(), strict=True
+            shown.astype(float).round(1).tolist(), scores[chosen].astype(float).round(4).tolist(), strict=True
         )
     ]
+    return of_images(records, image, len(sizes))
 
 
 def _corners_of_faces(rows: np.ndarray) -> np.ndarray:
     """`_face_boxes` on the host."""
-    _, row, column, high, wide, down, right, rows_in_all, columns = rows.T
+    _, row, column, high, wide, down, right, rows_in_all, columns = rows
     high, wide = np.exp(np.minimum(high, 8)) * CELL, np.exp(np.minimum(wide, 8)) * CELL
     y, x = (row + down + np.float32(0.5)) * CELL - high / 2, (column + right + np.float32(0.5)) * CELL - wide / 2
     corners = np.stack([x, y, x + wide, y + high], 1)
@@ -217,6 +247,11 @@ def draw(picture: np.ndarray, records: list[Record]) -> np.ndarray:
         picture[y0:y1, x0 : x0 + 2] = picture[y0:y1, max(x1 - 2, 0) : x1] = COLOUR
     labelled = [record for record in records if "label" in record]
     return _labelled(picture, labelled) if labelled else picture
+
+
+def drawing(frame: Any, records: list[Record]) -> Callable[[], np.ndarray]:
+    """What draws records on a frame's picture."""
+    return lambda: draw(frame.picture(), records)
 
 
 def _labelled(picture: np.ndarray, records: list[Record]) -> np.ndarray:

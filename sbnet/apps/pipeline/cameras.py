@@ -9,18 +9,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from sbnet.apps.pipeline.batch import Batch
-from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
+from sbnet.apps.pipeline.batch import Batch, Tick
+from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.hardware import reader_for
 from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
 from sbnet.apps.pipeline.sinks import Sink, close_all, open_sink
-from sbnet.apps.pipeline.stages import Ahead, Behind
+from sbnet.apps.pipeline.stages import Ahead, Behind, Reader
 from sbnet.apps.pipeline.summary import Shot, Summary
 from sbnet.masks.base import Mask
 
 WAITING = 1  # calls whose results wait between two stages: each holds a frame of every camera
-Item = tuple[int, Result, int]  # a camera, its result, and how many the call had
 
 
 class Cameras:
@@ -91,11 +91,12 @@ class Cameras:
         first.network.notes.clear()  # of an earlier run
         sinks = self._opened()
         compute = Batch(self.cameras, summary)
-        feeds = [_Feed(camera, self.limit) for camera in self.cameras]
+        reader = reader_for(first.device)
+        feeds = [_Feed(camera, self.limit, reader) for camera in self.cameras]
         # All results of a call are one item: a queue shorter than a call would make the next one wait for the device.
-        writing = behind = Behind(lambda items: _write(sinks, items, summary), depth=WAITING)
+        writing = behind = Behind(lambda tick: _write(sinks, tick, summary), depth=WAITING)
         if first.device.type == "cuda":  # waiting for the device keeps the sinks from nothing
-            behind = Behind(_land, writing, depth=WAITING)
+            behind = Behind(lambda tick: _land(tick, summary), writing, depth=WAITING)
         whole = closed = False
         try:
             begin = time.perf_counter()
@@ -120,11 +121,13 @@ class Cameras:
         finally:
             for feed in feeds:
                 feed.ahead.close(0.1 if feed.stalled else 5)
+            reader.close()
             if not whole:
                 with suppress(BaseException):  # what led here is what is raised
                     behind.close()
             if not closed:
                 close_all(sinks, whole)
+            compute.release()
         self.faults = [feed.fault or "" for feed in feeds]
         named = [f"{c.source.name}: {fault}" for c, fault in zip(self.cameras, self.faults, strict=True) if fault]
         if not whole:
@@ -133,10 +136,9 @@ class Cameras:
         device = {}
         if behind is not writing:
             device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, behind.busy - summary.waited)}
-        summary.busy = {  # readers work side by side: the mean of them
-            "read": sum(f.ahead.busy for f in feeds) / len(feeds), "compute": compute.busy, **device,
-            "write": writing.busy,
-        }  # fmt: skip
+        # Threads of sources work side by side; who goes on with some of them, after that.
+        read = sum(feed.ahead.busy for feed in feeds) / len(feeds) + reader.busy
+        summary.busy = {"read": read, "compute": compute.busy, **device, "write": writing.busy}
         summary.decoder = _decoders(self.cameras)
         summary.notes += dict.fromkeys(first.network.notes)
         summary.notes += [note for sink in sinks for note in getattr(sink, "notes", ())]
@@ -196,8 +198,8 @@ class _Feed:
         fault: what ended it, "" at its end, None before.
     """
 
-    def __init__(self, camera: Pipeline, limit: int | None) -> None:
-        self.ahead = Ahead(camera.source)
+    def __init__(self, camera: Pipeline, limit: int | None, reader: Reader) -> None:
+        self.ahead = Ahead(camera.source, reader=reader)
         self.stalled = False
         self.fault: str | None = None
         self.since = time.perf_counter()
@@ -231,16 +233,14 @@ def _decoders(cameras: Sequence[Pipeline]) -> tuple[str, str]:
     return names[0] if len(names) == 1 else counts, "; ".join(dict.fromkeys(why for _, why in found if why))
 
 
-def _land(items: Sequence[Item]) -> None:
-    for _, result, _ in items:
-        result.land()
+def _land(tick: Tick, summary: Summary) -> None:
+    summary.waited += tick.land()
 
 
-def _write(sinks: Sequence[Sink], items: Sequence[Item], summary: Summary) -> None:
-    _land(items)
-    for camera, result, shared in items:
-        summary.waited += result.waited
-        result.ms /= shared  # of the call that it shared with the others
+def _write(sinks: Sequence[Sink], tick: Tick, summary: Summary) -> None:
+    _land(tick, summary)
+    for camera, result in tick.results.items():
+        result.ms /= len(tick.results)  # of the call that it shared with the others
         summary.ms.add(result.ms)
         summary.densities.add(result.density)
         if not summary.shots:

@@ -33,26 +33,31 @@ class Clock:
     def stop(self, *results: Result, here: Any = None) -> None:
         """All that the results of a call need has been asked for. here: an event, they are on the host; None: once the
         current stream has come here."""
-        here, ms = here or self._event(), (time.perf_counter() - self._at) * 1e3
-        landed = Landed(self._begin, self._end or here, here) if self._cuda else None
+        landed = self.landed(here or self._event())
         for result in results:
-            result.landed, result.ms = landed, ms
+            result.landed, result.ms = landed if self._cuda else None, landed.ms
+
+    def landed(self, here: Any) -> Landed:
+        """What the results of a call wait for. here: as of `stop`; None: they are on the host."""
+        return Landed(self._begin, self._end or here, here, (time.perf_counter() - self._at) * 1e3)
 
 
 class Landed:
-    """What a call's results wait for: once for all of them."""
+    """What a call's results wait for: once for all of them.
 
-    def __init__(self, begin: Any, end: Any, here: Any) -> None:
-        self._events: Any = begin, end, here
-        self._ms = 0.0
+    ms: what the call took, the device's once it was waited for."""
+
+    def __init__(self, begin: Any, end: Any, here: Any, ms: float) -> None:
+        self._events: Any = None if here is None else (begin, end, here)
+        self.ms = ms
 
     def wait(self) -> tuple[float, float]:
-        """Milliseconds that the device took, and seconds that this waited. Threads that share it call it in turn."""
+        """Milliseconds that the call took, and seconds that this waited. Threads that share it call it in turn."""
         if self._events is None:
-            return self._ms, 0.0
+            return self.ms, 0.0
         begin, end, here = self._events
         asked = time.perf_counter()
         here.synchronize()
         waited = time.perf_counter() - asked
-        self._ms, self._events = begin.elapsed_time(end), None
-        return self._ms, waited
+        self.ms, self._events = begin.elapsed_time(end), None
+        return self.ms, waited

@@ -281,6 +281,11 @@ class Compute:
             self.summary.unchecked = "too little memory"
         self.summary.stage = "running"
 
+    def release(self) -> None:
+        """After the last call: graphs hold what is computed here, and this holds them, so that gigabytes of the device
+        would wait for Python's collector."""
+        self._graph = self._dense_graph = None
+
     def _whole(self, frame: Frame, x: Tensor) -> Result:
         given = self.network.input(x)
         run = self._dense_for(given)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import MOST, Record, best_scores, draw, stay, uncovered
+from sbnet.apps.pipeline.boxes import MOST, Record, best_scores, drawing, of_images, stay, uncovered
 from sbnet.apps.pipeline.frames import Frame, PipelineError
-from sbnet.apps.pipeline.networks import Network, imagenet
+from sbnet.apps.pipeline.networks import Network, imagenet, one_of
 
 OVERLAP = 0.7  # intersection over union from which on the worse of two boxes of a class goes; YOLO's default
 
@@ -58,14 +58,16 @@ def decoded(network: Network, decode: str) -> Network:
     labels = names_of(network.model)
     if name == "classes":
         landing: Callable[[Any], Any] = _vector
-        finish = partial(_top_class, labels, least)
+        finish_all = None
+        finish: Any = partial(_top_class, labels, least)
     else:
         landing = partial(_landing, partial(_yolo, classes=len(labels)) if name == "yolo" else DECODERS[name], least)
-        finish = partial(_boxes, labels, least, name == "yolo", network.notes)
+        finish_all = partial(_boxes, labels, least, name == "yolo", network.notes)
+        finish = one_of(finish_all)
     prepare = network.prepare or (imagenet if name == "detr" else None)
     rest_of = {} if name == "classes" else {"margin": 32, "multiple": 32}
     return dataclasses.replace(
-        network, landing=landing, finish=finish, prepare=prepare, mode="cached", **rest_of  # type: ignore[arg-type]
+        network, landing=landing, finish=finish, finish_all=finish_all, prepare=prepare, mode="cached", **rest_of  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def names_of(model: Any) -> dict[int, str]:
     return {int(k): str(v) for k, v in pairs if str(k).isdecimal()}
 
 
-# ---- on the device: [candidates, 7] of an output: centre, size, score, class, and whether overlaps are settled
+# ---- on the device: [7,candidates] of an output: centre, size, score, class, and whether overlaps are settled
 
 
 def _landing(decode: Callable[[Any], Tensor], least: float, output: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -92,13 +94,14 @@ def _landing(decode: Callable[[Any], Tensor], least: float, output: Any) -> tupl
     found = decode(output)
     if not found.is_cuda or decode in (_detr, _rtdetr):
         return found, None, None
-    valid = found[:, 4] >= least
-    return found, *uncovered(_apart(_corners(found), found[:, 5], valid), valid, OVERLAP)
+    valid = found[4] >= least
+    return found, *uncovered(_apart(_corners(found), found[5], valid), valid, OVERLAP)
 
 
 def _corners(found: Tensor) -> Tensor:
-    low, high = found[:, :2] - found[:, 2:4] / 2, found[:, :2] + found[:, 2:4] / 2
-    return torch.cat([low, high], 1)
+    """[candidates,4]"""
+    low, high = found[:2] - found[2:4] / 2, found[:2] + found[2:4] / 2
+    return torch.cat([low, high]).t()
 
 
 def _apart(corners: Tensor, kinds: Tensor, valid: Tensor) -> Tensor:
@@ -123,27 +126,27 @@ def _yolo(output: Any, classes: int = 0) -> Tensor:
         )
     y = found[0][0].float()
     if y.shape[1] == 6 and y.shape[0] <= 1000:  # corners, score, class: overlaps are settled
-        corners = y[:, :4]
-        centre, size = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
-        return torch.cat([centre, size, y[:, 4:], torch.ones_like(y[:, :1])], 1)
+        corners = y.t()[:4]
+        centre, size = (corners[:2] + corners[2:]) / 2, corners[2:] - corners[:2]
+        return torch.cat([centre, size, y.t()[4:], torch.ones_like(y[None, :, 0])])
     found_classes = y.shape[0] - 4 if y.shape[0] < y.shape[1] else y.shape[1] - 5
     if classes and found_classes != classes:
         raise PipelineError(f"decode yolo: expected boxes and scores of {classes} classes, got {_shapes(output)}")
     if y.shape[0] < y.shape[1]:
-        boxes, scores = y[:4].t(), y[4:].t()
+        boxes, scores = y[:4], y[4:].t()
     else:
-        boxes, scores = y[:, :4], y[:, 5:] * y[:, 4:5]
+        boxes, scores = y[:, :4].t(), y[:, 5:] * y[:, 4:5]
     return _candidates(boxes, scores, False)
 
 
 def _detr(output: Any) -> Tensor:
     logits, boxes = _queries(output, "detr")
-    return _candidates(boxes, logits.softmax(1)[:, :-1], True)
+    return _candidates(boxes.t(), logits.softmax(1)[:, :-1], True)
 
 
 def _rtdetr(output: Any) -> Tensor:
     logits, boxes = _queries(output, "rtdetr")
-    return _candidates(boxes, logits.sigmoid(), True)
+    return _candidates(boxes.t(), logits.sigmoid(), True)
 
 
 def _queries(output: Any, name: str) -> tuple[Tensor, Tensor]:
@@ -158,10 +161,10 @@ def _queries(output: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(boxes: Tensor, scores: Tensor, settled: bool) -> Tensor:
-    """[candidates, 7]: of each box its best class, the best boxes first."""
+    """[7,candidates] of boxes [4,n] and scores [n,classes]: of each box its best class, the best boxes first."""
     score, kind = scores.max(1)
     score, at = best_scores(score)
-    return torch.cat([boxes[at], score[:, None], kind[at, None].float(), torch.full_like(score[:, None], settled)], 1)
+    return torch.cat([boxes[:, at], score[None], kind[None, at].float(), torch.full_like(score[None], settled)])
 
 
 def _vector(output: Any) -> Tensor:
@@ -186,33 +189,36 @@ DECODERS = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
 
 
 def _boxes(
-    labels: dict[int, str], least: float, pixels: bool, notes: list[str], landed: Any, frame: Frame
-) -> tuple[Any, list[Record]]:
-    """What draws the picture, and records. pixels: boxes are in pixels, not shares of what the network was given."""
+    labels: dict[int, str], least: float, pixels: bool, notes: list[str], landed: Any, frames: Sequence[Frame]
+) -> list[tuple[Any, list[Record]]]:
+    """Of each frame what draws the picture, and records. pixels: boxes are in pixels, not shares of what the network
+    was given."""
     found, kept, certain = landed
-    height, width = frame.size
-    rows = found.numpy()  # of small tensors NumPy is several times as fast
-    above = rows[rows[:, 4] >= least]
-    if len(above) == MOST:
+    every = found.numpy()  # of small tensors NumPy is several times as fast
+    counts = every[:, 4] >= least
+    image, at = np.nonzero(counts)
+    above = every[image, :, at]
+    if (np.count_nonzero(counts, 1) == MOST).any():
         notes.append(f"a frame had {MOST} candidates or more: those of the lowest scores were left out")
-    if not ((rows[:, 4] <= 1.001).all() and (rows[:, 5] == np.rint(rows[:, 5])).all()):
+    if not ((every[:, 4] <= 1.001).all() and (above[:, 5] == np.rint(above[:, 5])).all()):
         raise PipelineError("decode: expected scores of 0 to 1 and whole numbers of classes, got others: is it another "
                             "kind of output (key points, masks, scores before a sigmoid)?")  # fmt: skip
+    sizes = np.array([frame.size[::-1] * 2 for frame in frames])[image]  # width and height, twice
     if not pixels:
-        given = [n + -n % 32 for n in (width, height)]
-        above = np.concatenate([above[:, :4] * np.array([*given, *given], np.float32), above[:, 4:]], 1)
+        above = np.concatenate([above[:, :4] * (sizes + -sizes % 32).astype(np.float32), above[:, 4:]], 1)
     corners = np.concatenate([above[:, :2] - above[:, 2:4] / 2, above[:, :2] + above[:, 2:4] / 2], 1)
     if not above[:, 6].any():
-        order = stay(partial(_all_apart, corners, above[:, 5]), above[:, 4], OVERLAP, kept, certain)
-        corners, above = corners[order], above[order]
-    shown = np.minimum(corners.clip(0), [width, height, width, height])
+        chosen = stay(counts, lambda own: _all_apart(corners[own], above[own, 5]), above[:, 4], OVERLAP, kept, certain)
+        corners, above, image, sizes = corners[chosen], above[chosen], image[chosen], sizes[chosen]
+    shown = np.minimum(corners.clip(0), sizes)
     found_of = zip(shown.astype(float).round(1).tolist(), above[:, 4].astype(float).round(4).tolist(),
                    above[:, 5].astype(int).tolist(), strict=True)  # fmt: skip
     records: list[Record] = [{"box": box, "score": score, "class": kind} for box, score, kind in found_of]
     for record in records if labels else ():
         if record["class"] in labels:
             record["label"] = labels[record["class"]]
-    return lambda: draw(frame.picture(), records), records
+    own = of_images(records, image, len(frames))
+    return [(drawing(frame, those), those) for frame, those in zip(frames, own, strict=True)]
 
 
 def _top_class(labels: dict[int, str], least: float, found: Tensor, frame: Frame) -> tuple[Any, list[Record]]:

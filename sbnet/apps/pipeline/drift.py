@@ -86,15 +86,21 @@ class Drift:
 
 
 def place_of(frame: Frame, at: Sequence[int], drift: Drift | None) -> str:
-    """A pixel at (n, channel, row, column) in words, and of a kept picture how far the frame had moved there unseen."""
+    """A pixel at (n, channel, row, column) in words, and of a kept picture how far the frame had moved there unseen,
+    and which threshold would have seen it."""
     if len(at) != 4:
         return ""
     found = f"in frame {frame.index} " if frame.index >= 0 else ""
-    found += f"at row {at[2]}, column {at[3]}"
+    found += f"at row {at[2]}, column {at[3]} of the {'output' if drift is None else 'picture'}"
     if drift is None:
         return found
-    moved = float(drift.apart[at[0], :, at[2] // drift.scale, at[3] // drift.scale].abs().amax())
-    return f"{found}, where the frame had changed by {255 * moved:.0f} of 255 since it was computed"
+    moved = 255 * float(drift.apart[at[0], :, at[2] // drift.scale, at[3] // drift.scale].abs().amax())
+    if not moved:
+        return f"{found}, which was computed"
+    return (
+        f"{found}, which was kept: the frame had changed there by {moved:.0f} of 255, which changed:"
+        f"{max(0, math.ceil(round(moved, 2)) - 1)} would have marked"
+    )
 
 
 @dataclass

@@ -59,6 +59,7 @@ class FrameGraph:
         self._tree: Any = None  # of what comes to the host
         self._graph, self._made = cuda_graph(self._run, device)
         self._last = self._made
+        self._homeward.set_up(self._made[0])
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None, Tensor | None]:
         x, wide = seen(self.pixels, self.look, self.dtype, self.network)
@@ -129,14 +130,23 @@ def kind_of(frame: Frame, given: Tensor | None = None) -> Any:
 
 class Homeward:
     """`homeward(packed)`: a copy in pinned memory, and the event after which it is there (None: it is). The copy to the
-    host has a stream of its own, so that the next replay goes on meanwhile: it reads one of two copies on the device.
+    host has a stream of its own, so that the next replay goes on meanwhile: it reads one of two copies on the device. A
+    call waits until the one before the last is on the host: what is under way there does not grow.
     """
+
+    TURNS = 2
 
     def __init__(self) -> None:
         self._stream: Any = None
-        self._held: list[Tensor | None] = [None, None]
-        self._here: list[Any] = [None, None]
+        self._held: list[Tensor | None] = [None] * self.TURNS
+        self._here: list[Any] = [None] * self.TURNS
         self._turn = 0
+
+    def set_up(self, packed: Tensor) -> None:
+        """Takes pinned memory for what is under way, which the allocator keeps: to take it can last longer than a call
+        that it would delay."""
+        if packed.is_cuda:
+            _ = [_pinned(packed) for _ in range(self.TURNS + 2)]  # two that sinks see
 
     def __call__(self, packed: Tensor) -> tuple[Tensor, Any]:
         if not packed.is_cuda:
@@ -144,21 +154,25 @@ class Homeward:
         current = torch.cuda.current_stream(packed.device)
         if self._stream is None:
             self._stream = torch.cuda.Stream(packed.device)
-        self._turn = turn = 1 - self._turn
+        self._turn = turn = (self._turn + 1) % self.TURNS
         held, before = self._held[turn], self._here[turn]
         if held is None or held.shape != packed.shape:
             held = self._held[turn] = torch.empty_like(packed)
             held.record_stream(self._stream)
         if before is not None:
-            current.wait_event(before)
+            before.synchronize()
         held.copy_(packed)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True).copy_(held, non_blocking=True)
+            host = _pinned(packed).copy_(held, non_blocking=True)
             # Who waits for it leaves the processor to others.
             here = self._here[turn] = torch.cuda.Event(enable_timing=True, blocking=True)
             here.record(self._stream)
         return host, here
+
+
+def _pinned(packed: Tensor) -> Tensor:
+    return torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
 
 
 class Packing:
@@ -193,13 +207,3 @@ class Packing:
                 found[k] = lines.movedim(3, 1) if lines.dim() == 4 else lines
             at = end
         return found
-
-
-def images_of(x: Any, count: int) -> list[Any]:
-    """What each of `count` images has of a tensor on the host; other things belong to all."""
-    if not isinstance(x, Tensor):
-        return [x] * count
-    if x.dtype not in OF_NUMPY:
-        return list(x.unbind())
-    rows = x.numpy()
-    return [torch.from_numpy(rows[k : k + 1].reshape(rows.shape[1:])) for k in range(count)]

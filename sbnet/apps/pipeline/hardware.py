@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from sbnet.apps import nvdec, video
 from sbnet.apps.nvdec import Unit, UnservedError
 from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.stages import Reader
 from sbnet.apps.surface import Look, Surface, look_of
 from sbnet.files import reason
 
@@ -101,6 +103,11 @@ class Decoding:
                 yield Frame(film.count, None, f"{name}, frame {film.count}", fault=fault)
 
 
+def reader_for(device: torch.device) -> Reader:
+    """Who reads the films of cameras that hardware decodes, whose pictures stay on this device."""
+    return Reader(partial(nvdec.entered, device)) if device.type == "cuda" else Reader()
+
+
 class _Film:
     """Iterates over the frames of a stream, each with its fault where it has one.
 
@@ -112,6 +119,8 @@ class _Film:
         self._name, self._container, self._stream, self._look = name, container, stream, look
         self._decoder = nvdec.Decoder(stream.codec_context.name, device)
         self._sent: dict[int, Unit] = {}  # of which no picture has come, by their number
+        base = stream.time_base
+        self._base = base.numerator, base.denominator
         self.count = self.shown = 0
         self.end, self.broken = 0.0, False
 
@@ -170,14 +179,22 @@ class _Film:
 
     def _frames(self, stamp: int, planes: Tensor) -> Iterator[Frame]:
         """A picture's frame, after those that should have come before it and did not."""
-        sound = {_stamp(unit, number): number for number, unit in self._sent.items() if not unit.why}
-        number = sound.get(stamp, sound[min(sound)] if sound else -1)
-        unit = self._sent.pop(number, Unit(None, None, False))
+        number, first, least = -1, -1, 0
+        for k, sent in self._sent.items():
+            if not sent.why:
+                own = _stamp(sent, k)
+                if own == stamp:
+                    number = k
+                if first < 0 or own < least:
+                    first, least = k, own
+        unit = self._sent.pop(first if number < 0 else number, Unit(None, None, False))
         if unit.pts is not None:
-            yield from self._lost(k for k, v in self._sent.items() if v.pts is not None and v.pts < unit.pts)
+            lost = [k for k, v in self._sent.items() if v.pts is not None and v.pts < unit.pts]
+            if lost:
+                yield from self._lost(lost)
         if unit.hidden:
             return
-        time = None if unit.pts is None else float(unit.pts * self._stream.time_base)
+        time = None if unit.pts is None else unit.pts * self._base[0] / self._base[1]
         yield Frame(self.count, Surface(planes, self._look, self._decoder.stream), str(self.count), time)
         self.count, self.shown = self.count + 1, self.shown + 1
         self.end, self.broken = time or self.end, False

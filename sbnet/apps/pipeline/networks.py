@@ -45,6 +45,8 @@ class Network:
             holds them with mask and network.
         landing: what of the output `finish` reads: it gets that, on the host. `prepare` and this compute on tensors
             alone: on CUDA one graph holds them with mask and network, and `finish` runs in a thread of its own.
+        finish_all: of what `landing` gave of several frames, stacked, and the frames, what `finish` makes of each, in
+            few calls; `one_of(finish_all)` is that `finish`.
         enlarges: by how much the picture of a network that enlarges is larger. In cached mode kept blocks follow slow
             changes of the frame then, enlarged and added (`sbnet.apps.pipeline.drift`); its output is one feature map.
         notes: what `finish` has to say at the end of a run.
@@ -65,6 +67,7 @@ class Network:
     checked: bool = False
     captured: bool = False
     landing: Callable[[Any], Any] | None = None
+    finish_all: Callable[[Any, Sequence[Frame]], list[Finished]] | None = None
     enlarges: int = 0
     notes: list[str] = field(default_factory=list)
     half: bool = False
@@ -87,6 +90,15 @@ class Network:
         """The same of what `finish` reads of an output."""
         picture, records = (self.finish or picture_of)(found, frame)
         return to_picture(picture if drift is None else picture + drift), records
+
+    def concluded_all(self, found: Any, frames: Sequence[Frame]) -> list[Finished]:
+        """`concluded` of what landed of several frames, stacked."""
+        if self.finish_all is None:
+            leaves, tree = pytree.tree_flatten(found)
+            own = zip(*(images_of(leaf, len(frames)) for leaf in leaves), strict=True)
+            parts = [pytree.tree_unflatten(list(one), tree) for one in own]
+            return [self.concluded(part, frame) for part, frame in zip(parts, frames, strict=True)]
+        return [(to_picture(picture), records) for picture, records in self.finish_all(found, frames)]
 
     def beyond(self, size: tuple[int, int]) -> tuple[int, int]:
         """Rows below a frame of this size and columns on its right that make its sides multiples, `pad` aside."""
@@ -118,6 +130,20 @@ class Network:
         found[:, :top] = found[:, top : top + 1]
         found[:, bottom:] = found[:, bottom - 1 : bottom]
         return found
+
+
+def one_of(finish_all: Callable[[Any, Sequence[Frame]], list[Finished]]) -> Callable[[Any, Frame], Finished]:
+    """`Network.finish` of a `Network.finish_all`."""
+
+    def finish(found: Any, frame: Frame) -> Finished:
+        return finish_all(pytree.tree_map_only(Tensor, lambda v: v[None], found), [frame])[0]
+
+    return finish
+
+
+def images_of(x: Any, count: int) -> list[Any]:
+    """What each of `count` images has of a tensor on the host; other things belong to all."""
+    return list(x.unbind()) if isinstance(x, Tensor) else [x] * count
 
 
 def imagenet(x: Tensor) -> Tensor:

@@ -197,6 +197,7 @@ class Pipeline:
                     behind.close()
             if not closed:
                 sink.close(whole)
+            compute.release()
         if not whole and summary.interrupted:
             raise KeyboardInterrupt
         if not whole:

@@ -51,6 +51,11 @@ class Source:
         found = self.decoding
         return ("", "") if found is None or found.device.type != "cuda" else (found.ran, found.why)
 
+    @property
+    def prompt(self) -> bool:
+        """Is no frame after the first long in coming? (Those of a file that hardware decodes.)"""
+        return self.film is not None and self.decoding is not None and self.decoding.ran == "NVDEC"
+
     def __iter__(self) -> Iterator[Frame]:
         return self._frames()
 

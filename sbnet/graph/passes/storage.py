@@ -215,7 +215,8 @@ def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] 
                     continue
                 if isinstance(window, str):
                     return None
-                found.add((plan.plane(user.output), window))
+                packed = user.output.tokens if value.tokens is None else None  # tokens' list says what is read
+                found.add((plan.plane(user.output) if packed is None else dict(plan.tokens)[packed], window))
     found.discard((plane, POINTWISE))
     return sorted(found)
 
