@@ -132,8 +132,9 @@ class masked(TorchFunctionMode):
                 for what in (KEPT, NHWC, OTHER, TOKENS, COPY, BASE):
                     x.__dict__.pop(what, None)
         self._noted.clear()
-        if error[0] is None and self._other is not None and not self._lists:
-            raise ValueError(f"sbnet: masked: mask: expected {self._other}: nothing was masked")
+        if error[0] is None and not self._lists and not self.in_parts and (self._other or self._met):
+            expected = self._other or "layers of feature maps [N,C,H,W], got none of its images"
+            raise ValueError(f"sbnet: masked: mask: expected {expected}: nothing was masked")
         if error[0] is None and self._unseen is not None and not self._unseen.others:
             raise ValueError("sbnet: masked: expected ops that PyTorch's modes see in this thread, got none")
 

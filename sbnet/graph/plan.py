@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from sbnet.geometry import Pair, to_pair
 from sbnet.graph.ir import Graph, Value
+from sbnet.graph.kinds import kind_of
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 from sbnet.graph.passes.gates import join_gates
 from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
@@ -64,12 +66,19 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
             that are not named; else "auto" holds for them), or "auto".
 
     Raises:
-        ValueError: no input has a height and a width; a block size below 1; no named plane is one of the network's.
+        ValueError: no input has a height and a width; no layer would follow the mask; a block size below 1; no named
+            plane is one of the network's.
     """
     step("planning its layers")
     first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
     if first is None:
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
+    given = [v.size for v in pytree.tree_leaves(graph.outputs) if isinstance(v, Value)]
+    if not any(kind_of(node).planned for node in graph.nodes) and not any(given):
+        raise ValueError(
+            "sbnet: sparsify: the network: expected layers whose pixels sbnet can follow from the input's, got none: "
+            "with any mask it would give the same"
+        )
     values = [v for node in graph.nodes for v in node.outputs if v.tokens is not None]
     tokens = list(dict.fromkeys(v.tokens for v in values))
     layers = {v.size for n in graph.nodes if n.kind not in LEAVE and not n.moves for v in n.outputs if v.tokens is None}

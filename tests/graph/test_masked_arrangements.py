@@ -117,3 +117,24 @@ def test_moves_of_nothing():
             tokens = net(x).flatten(2).transpose(1, 2)
             got = torch.cat([tokens[:, :0], tokens[:, 0:]], 1)
     torch.testing.assert_close(got, want)
+
+
+class Patches(nn.Module):
+    """Tokens by views and a linear layer: sbnet follows no pixel of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(48, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        patches = x.view(n, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1)
+        return self.project(patches.reshape(n, h * w // 16, 16 * c))
+
+
+def test_a_network_of_which_nothing_would_be_masked_is_refused():
+    net, x = Patches().eval(), torch.randn(2, 3, SIDE, SIDE)
+    with pytest.raises(ValueError, match=r"the network: expected layers whose pixels sbnet can follow .*, got none"):
+        sbnet.sparsify(net, x)
+    with pytest.raises(ValueError, match=r"got none of its images: nothing was masked"), sbnet.masked(MASK):
+        net(x)

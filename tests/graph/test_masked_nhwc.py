@@ -140,8 +140,9 @@ def assert_held(device, net, poisoned=False, loosely=False, **more):
         torch.use_deterministic_algorithms(False)
     torchs, exact = (gradients(net, x, DenseMasked(mask, BLOCK), dtype) for dtype in (torch.float32, torch.float64))
     for name, *parts in zip(["y", *dict(net.named_parameters())], got, torchs, exact, strict=True):
-        if loosely and parts[2] is not None:  # PyTorch's own ops, of other memory than in a dense step
-            assert (parts[0] - parts[2]).norm() <= 1e-5 * (1 + parts[2].norm())
+        if loosely and parts[2] is not None:  # PyTorch's own ops, of other memory than in a dense step: other sums
+            got_off, torch_off = ((part.double() - parts[2]).norm() for part in parts[:2])
+            assert got_off <= 4 * torch_off + torch.finfo(torch.float32).eps * parts[2].norm(), name
         elif parts[2] is not None:
             assert_as_accurate_as_torch(*parts, name)
 
