@@ -179,10 +179,6 @@ class Compute:
             )  # fmt: skip
         except ValueError as error:
             raise PipelineError(f"network {self.network.name}: {str(error).removeprefix('sbnet: ')}") from None
-        if not run.planes:
-            raise PipelineError(
-                f"network {self.network.name}: expected feature maps of the frame, which a mask can leave out, got none"
-            )
         self.margin = halo_of(run) if settings.margin == "halo" else int(settings.margin)
         if self._inside is None:
             run(given, given.new_zeros(given.shape[0], *given.shape[2:], dtype=torch.bool), margin=self.margin)
