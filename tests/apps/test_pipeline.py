@@ -307,7 +307,7 @@ def test_what_raises_is_raised_and_leaves_nothing_behind(where, tmp_path):
         ({"source": []}, "has no frames"),
         ({"source": [np.zeros(3)]}, "source: item 0"),
         ({"mask": "motion:300"}, "mask: motion:300: MotionMask: threshold: expected 0 to 1"),
-        ({"network": Nothing()}, "network Nothing: sparsify: the network: expected layers whose pixels sbnet can follow"),
+        ({"network": Nothing()}, "network Nothing: sparsify: the network: expected layers whose pixels"),
     ],
 )
 def test_bad_orders_are_one_line(change, message):

@@ -107,6 +107,16 @@ def test_results_elsewhere_are_refused():
             torch.add(y, 1, out=torch.empty_like(y))
 
 
+def test_an_input_seen_with_its_channels_last():
+    x, first = torch.randn(2, 3, SIDE, SIDE), nn.Conv2d(3, C, 3, padding=1)
+    mask = MASK[:, None]
+    with torch.no_grad():
+        want = first((2 * x + 1) * mask) * mask
+        with sbnet.masked(MASK, block=BLOCK):
+            got = first((x.permute(0, 2, 3, 1) * 2 + 1).permute(0, 3, 1, 2))
+    torch.testing.assert_close(got, want)
+
+
 def test_moves_of_nothing():
     """A slice of no rows, as rotary embeddings of a trunk without class tokens take."""
     x = torch.randn(2, 3, SIDE, SIDE)
