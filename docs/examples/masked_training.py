@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import sbnet
 from sbnet.benchmarks.harness.dense_masked import DenseMasked
@@ -87,6 +89,19 @@ def train(
     return steps / (time.process_time() - begin)
 
 
+def peak_memory(data: tuple[Tensor, Tensor, Tensor], mode: Callable[[Tensor], Any]) -> float:
+    """MiB that a step takes, forward and backward, beside the network and its batch."""
+    x, masks, y = (part[:BATCH] for part in data)
+    net = classifier().train()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        with mode(masks):
+            loss = F.cross_entropy(net(x), y)
+        loss.backward()
+    events = [e for e in measured.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    return max(held) / 2**20
+
+
 @torch.no_grad()
 def accuracy(net: nn.Module, data: tuple[Tensor, Tensor, Tensor], masked: bool) -> float:
     """Share of the test pictures, by the dense network or by a run under masks."""
@@ -115,6 +130,11 @@ def fine_tune(steps: int) -> dict[str, float]:
     found["masked, as it was trained"] = accuracy(net, test, True)
     found["masked steps a second"] = train(net, data, steps // 4, 1e-3, under_masks)
     found["masked, fine-tuned"] = accuracy(net, test, True)
+    found["dense MiB"] = peak_memory(data, lambda _: contextlib.nullcontext())
+    found["masked MiB"] = peak_memory(data, under_masks)
+    found["masked, a capacity of 0.2, MiB"] = peak_memory(
+        data, lambda masks: sbnet.masked(masks, block=BLOCK, capacity=0.2)
+    )
     return found
 
 

@@ -117,6 +117,16 @@ def test_an_input_seen_with_its_channels_last():
     torch.testing.assert_close(got, want)
 
 
+def test_zeros_outside_of_the_blocks_stay_so_where_a_factor_is_infinite():
+    x, first = torch.randn(2, 3, SIDE, SIDE), nn.Conv2d(3, C, 1)
+    factor = torch.where(MASK > 0, 2.0, torch.inf)[..., None]
+    with torch.no_grad():
+        want = 2 * first(x) * MASK[:, None]
+        with sbnet.masked(MASK, block=BLOCK):
+            got = (first(x).permute(0, 2, 3, 1) * factor).permute(0, 3, 1, 2)
+    torch.testing.assert_close(got, want)
+
+
 def test_moves_of_nothing():
     """A slice of no rows, as rotary embeddings of a trunk without class tokens take."""
     x = torch.randn(2, 3, SIDE, SIDE)
