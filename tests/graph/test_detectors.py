@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import sbnet
 from sbnet.graph.axes import op_name
@@ -11,7 +12,7 @@ from sbnet.graph.kinds import kind_of
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from support import tokens
 from support.contract import assert_holds, poison
-from support.detectors import LEVIT, NETS, levit
+from support.detectors import LEVIT, NETS, dpt, levit
 from support.tokens import masks
 from support.window_nets import SEGFORMER, hugging_face
 
@@ -45,6 +46,47 @@ def test_keys_are_active_pixels_and_what_follows_is_planned(name):
             got, torchs, want = [got], [torchs], [want]
         for one in zip(got, torchs, want, strict=True):
             assert_holds(*one, name)
+
+
+class Joined(nn.Module):
+    """A class token before or behind the channels of each pixel, by `expand`."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.vit, self.first, self.project = tokens.timm_net("vit_tiny_patch16_224", 96), first, nn.Linear(384, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        t = self.vit(x)
+        parts = [t[:, 1:], t[:, :1].expand(-1, t.shape[1] - 1, -1)]
+        return self.project(torch.cat(parts[::-1] if self.first else parts, -1))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_row_of_each_image_beside_the_channels_of_its_tokens(first):
+    """Image by image, on the tokens that are kept and on no other."""
+    net, x = Joined(first).eval(), torch.randn(2, 3, 96, 96)
+    run, exact = sbnet.sparsify(net, x), copy.deepcopy(net).double()
+    assert not dense_ops(run)
+    assert [n.kind for n in run.plan.graph.nodes].count("beside") == 1
+
+    def alone(net: Joined, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        made = x.new_zeros(2, 36, 8)
+        for n in range(2):
+            t = tokens.alone(net.vit, x[n : n + 1], keep[n : n + 1])
+            pixels, row = t[:, 1:], t[:, :1].repeat(1, t.shape[1] - 1, 1)
+            with torch.no_grad():
+                made[n, keep[n, 1:]] = net.project(torch.cat([row, pixels] if first else [pixels, row], 2))[0]
+        return made
+
+    for mask in (masks(96), torch.ones(2, 96, 96), masks(96).flip(0), torch.zeros(2, 96, 96)):
+        poison(run)
+        keep, x = tokens.kept(mask, 16, 1), torch.randn_like(x)
+        assert_holds(run(x, mask, copy=True), alone(net, x, keep), alone(exact, x.double(), keep))
+
+
+def test_dpts_run_its_functional_form_and_onnx_runtime_give_the_same(tmp_path):
+    pytest.importorskip("onnxruntime")
+    tokens.assert_every_form_gives_the_same(dpt(), 96, tmp_path)
 
 
 @pytest.mark.slow

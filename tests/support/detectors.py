@@ -121,7 +121,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
     "CaiT": (lambda: small("cait_xxs24_224", img_size=96, depth=2), 96, {"hide", "softmax", "matmul"}),
     "XCiT": (lambda: small("xcit_nano_12_p16_224", img_size=96, depth=2), 96, {"linalg_vector_norm", "softmax"}),
     "Depth Anything": (depth_anything, 98, set()),
-    "DPT": (dpt, 96, {"cat", "expand_as"}),
+    "DPT": (dpt, 96, set()),
     "CvT": (lambda: hugging_face("Cvt", **CVT), 128, {"softmax", "matmul"}),
     "EfficientViT of cascades": (lambda: small("efficientvit_m0"), 128, {"hide", "softmax", "matmul"}),
     "MobileNetV4 with attention": (
