@@ -14,6 +14,17 @@ from support.window_nets import hugging_face, small, stirred
 WIDTHS = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1] * 4, "layer_type": "basic"}
 
 
+def lively(net: nn.Module) -> nn.Module:
+    """Random weights as large as training's, so that what a network returns depends on the frame."""
+    torch.manual_seed(1)
+    for name, p in net.named_parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, 0.0, p[0].numel() ** -0.5 if len(p) > 1 else 0.5)
+        else:
+            nn.init.normal_(p, float(name.endswith(("weight", "gamma", "lambda1"))), 0.1)
+    return net.eval()
+
+
 class Boxes(nn.Module):
     """A detector of the transformers library: what it says of classes and of boxes."""
 
