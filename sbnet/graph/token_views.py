@@ -12,6 +12,7 @@ from torch import Tensor
 from sbnet.graph.axes import REARRANGING, Axes, is_tokens, op_name, role
 from sbnet.graph.builder import Builder, Call, feature_map
 from sbnet.graph.ir import Value
+from sbnet.graph.tracing import take
 
 
 def axes_of(value: Any) -> Axes | None:
@@ -45,7 +46,9 @@ def root_of(value: Value) -> Value | None:
     """The packed tokens [N,C,T,1] of which a value is a view."""
     while value.tokens is None:
         node = value.producer
-        if value.constant or node is None or node.kind != "aten" or not node.moves or value.dtype != node.args[0].dtype:
+        if value.constant or node is None or node.kind != "aten" or not (node.moves or node.target is take):
+            return None
+        if value.dtype != node.args[0].dtype:
             return None
         value = node.args[0]
     return value

@@ -14,14 +14,15 @@ from sbnet.graph.kinds import kind_of
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from support import tokens
 from support.contract import assert_holds, poison
-from support.detectors import LEVIT, NETS, dpt, levit, lively
+from support.detectors import LEVIT, NETS, WindowKeys, dpt, levit, lively, rf_detr
+from support.remembering import Remembering
 from support.tokens import masks
 from support.window_nets import SEGFORMER, hugging_face
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
 PATCHES = {"Depth Anything": 14, "DPT": 16}  # of trunks with a class token, which the oracle of planes cannot follow
-QUICK = ("RT-DETR's encoder", "DETR", "CaiT", "XCiT", "Depth Anything", "DPT")
+QUICK = ("RT-DETR's encoder", "DETR", "CaiT", "XCiT", "Depth Anything", "DPT", "RF-DETR's backbone")
 
 
 def dense_ops(run) -> set[str]:
@@ -48,9 +49,11 @@ def test_keys_are_active_pixels_and_what_follows_is_planned(name):
         got = run(x, mask, copy=True)
         of, keep = PlaneMasks(mask, 1), tokens.kept(mask, PATCHES.get(name, 1), 1)
 
-        def called(net, x, keep=keep):
-            with tokens.ActiveKeys(keep) if name in PATCHES else nullcontext():
-                return net(x)
+        def called(net, x, keep=keep, mask=mask, of=of):
+            seen = WindowKeys(mask) if name.startswith("RF-DETR") else tokens.ActiveKeys(keep)
+            with seen if name in PATCHES or name.startswith("RF-DETR") else nullcontext():
+                y = net(x)
+            return y if "backbone" not in name else [torch.where(of(t.shape[2:]), t, 0) for t in y]
 
         torchs, want = (
             masked_oracle(partial(called, net), [x], of),
@@ -73,6 +76,45 @@ class Joined(nn.Module):
         t = self.vit(x)
         parts = [t[:, 1:], t[:, :1].expand(-1, t.shape[1] - 1, -1)]
         return self.project(torch.cat(parts[::-1] if self.first else parts, -1))
+
+
+def test_windows_with_class_tokens_and_the_frame_before():
+    """RF-DETR's backbone: queries are active, keys and values of others those of the frame before."""
+    net, side = rf_detr("backbone"), 112
+    run = sbnet.sparsify(net, torch.randn(2, 3, side, side), mode="cached", block=1)
+    kinds = [n.kind for n in run.plan.graph.nodes]
+    assert (kinds.count("token_windows"), kinds.count("attention")) == (3, 1)
+    poison(run)
+    torchs, exact = Remembering(copy.deepcopy(net)), Remembering(copy.deepcopy(net).double())
+    for mask in (torch.ones(2, side, side), masks(side), torch.zeros(2, side, side), masks(side).flip(0)):
+        x, keep = torch.randn(2, 3, side, side), WindowKeys(mask).keep
+
+        def new(module, t, keep=keep, mask=mask):
+            if t.dim() == 4:  # patches
+                return PlaneMasks(mask, 1)(t.shape[2:])
+            if t.shape[1] == keep[0].numel() or t.shape[1] == 4 * keep[0].numel():
+                return keep.view(*t.shape[:2], 1)
+            return None
+
+        got = run(x, mask, copy=True)
+        for one in zip(got, torchs(x, new), exact(x.double(), new), strict=True):
+            assert_holds(*one)
+
+
+def test_windows_with_class_tokens_in_every_form(tmp_path):
+    pytest.importorskip("onnxruntime")
+    tokens.assert_every_form_gives_the_same(First(rf_detr("backbone")), 112, tmp_path)
+
+
+class First(nn.Module):
+    """The first of what a network returns."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)[0]
 
 
 @pytest.mark.parametrize("first", [True, False])
