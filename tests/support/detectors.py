@@ -24,6 +24,9 @@ def lively(net: nn.Module) -> nn.Module:
             nn.init.normal_(p, 0.0, p[0].numel() ** -0.5 if len(p) > 1 else 0.5)
         else:
             nn.init.normal_(p, float(name.endswith(("weight", "gamma", "lambda1"))), 0.1)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):  # many in a row
+            nn.init.normal_(module.weight, 0.9, 0.1)
     return net.eval()
 
 
