@@ -15,8 +15,8 @@ from sbnet.graph.builder import PLANNED_DTYPES, Builder, Call, feature_map
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.pixelwise import PIXELWISE
 from sbnet.graph.token_views import root_of, tokens_at
+from sbnet.graph.tracing import plane_root
 from sbnet.graph.window_attention import active_pixels
-from sbnet.graph.window_rules import plane_root
 
 ATEN = torch.ops.aten
 MOST_STEPS = 32  # ops between products and a softmax

@@ -18,10 +18,11 @@ from sbnet.graph.builder import Builder, Call, back, feature_map
 from sbnet.graph.dense_attention import WRITTEN, entered, with_active_keys
 from sbnet.graph.ir import Node, Ref, Step, Value, computed
 from sbnet.graph.token_attention import Attentions, evaluated
-from sbnet.graph.token_views import axes_of, channels, expanded, in_order, letters, root_of, tokens_at
+from sbnet.graph.token_views import axes_of, channels, expanded, in_order, letters, root_of, tokens_at, with_row
+from sbnet.graph.token_windows import windows_with_rows
 from sbnet.graph.tokens import Tokens
+from sbnet.graph.tracing import rolled
 from sbnet.graph.window_attention import WindowAttentions
-from sbnet.graph.window_rules import rolled
 from sbnet.graph.written_norms import rms_eps
 
 ATEN = torch.ops.aten
@@ -57,9 +58,8 @@ class TokenRules(Attentions):
         if call.name in ALIKE and isinstance(call.made, Tensor):
             return self._constant(b, call)
         if call.name in ("cat", "concat", "concatenate"):
-            found = self._prefixed(b, call)
-            shift = rolled(call) if found is None else None
-            if shift is not None:
+            found = self._prefixed(b, call) or with_row(self._add, b, call) or windows_with_rows(self, b, call)
+            if found is None and (shift := rolled(call)) is not None:
                 found = self.windows(b, shift)
                 return b.dense(shift) if found is None else found
             return found

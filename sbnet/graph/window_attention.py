@@ -14,7 +14,9 @@ from torch import Tensor
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder, Call
 from sbnet.graph.ir import Node, Value, computed
-from sbnet.graph.window_rules import Traced, WindowRules, chosen, reordered, traced
+from sbnet.graph.token_windows import attended_tokens
+from sbnet.graph.tracing import Traced, traced
+from sbnet.graph.window_rules import WindowRules, chosen, reordered
 
 ATEN = torch.ops.aten
 
@@ -160,6 +162,10 @@ class WindowAttentions(WindowRules):
             if _is_whole(part) and part.root.tokens is None:
                 order, lengths = active_pixels(b, call, part.root, self._active)[at_ : at_ + 2]
                 extras |= {f"{name}_order": order, f"{name}_lengths": lengths}
+        if any(part.root.tokens is not None for part in (q, k, v)):
+            table = table_of(f"{call.label}.windows", q.root, q.own.long())
+            found = attended_tokens(b, call, (q, k, v), table, options) if same and not extras else None
+            return None if found is None else self._as_shown(b, call, found, q, at[0])
         params, deep = {}, v.channels.shape[1]
         for name, part in (("k", k), ("v", v)):
             if bool((part.index == 0).any()) and part.shown.fill is not None:
@@ -170,12 +176,18 @@ class WindowAttentions(WindowRules):
             "extras": tuple(extras),
         }  # fmt: skip
         made = b.add("window_attention", call, args, (n, heads * deep, h, w), options=options, params=params)
+        return self._as_shown(b, call, made, q, at[0])
+
+    def _as_shown(self, b: Builder, call: Call, made: Value, q: Part, at: int) -> Value:
+        """What attention gave of a feature map, as the queries lie."""
+        assert q.own is not None
         self.attentions += 1
-        rows, count = self.taken(b, call, made, q.index, None, bool((own == 0).any())), q.index.shape[1]
+        heads, deep = len(q.channels), made.shape[1] // len(q.channels)
+        rows, count = self.taken(b, call, made, q.index, None, bool((q.own == 0).any())), q.index.shape[1]
         parted = [len(q.index), count, heads, deep]
         shape = list(call.made.shape)
         if len(shape) == 5:
-            before = _heads_first(q.shown.pixels.movedim(at[0], 3))
+            before = _heads_first(q.shown.pixels.movedim(at, 3))
             parted = [shape[0], shape[2 if before else 1], count, heads, deep]
             split = b.move(rows, ATEN.reshape.default, parted, parted, call)
             return b.move(split, ATEN.permute.default, [0, 3, 1, 2, 4] if before else [0, 1, 3, 2, 4], shape, call)

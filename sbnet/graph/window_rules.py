@@ -6,9 +6,7 @@ of its rows is. Layers over channels then run on the feature map itself, and att
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,126 +14,16 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.geometry import to_pair
-from sbnet.graph.axes import Axes, moves, op_name
+from sbnet.graph.axes import Axes, moves
 from sbnet.graph.builder import RULES, Builder, Call, feature_map, functional
 from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.pixelwise import PIXELWISE, pixelwise
 from sbnet.graph.rules import single
+from sbnet.graph.token_views import in_order
+from sbnet.graph.token_windows import plane_of_tokens
+from sbnet.graph.tracing import MOVING, pick, plane_root, rows_of, take, traced
 
 ATEN = torch.ops.aten
-MOVING = {"roll", "constant_pad_nd", "pad"}
-
-
-def take(x: Tensor, index: Tensor, fill: Tensor | None = None) -> Tensor:
-    """Rows [...,C] of a feature map [N,C,H,W] by their numbers from 1 on; 0: `fill` [C], or zeros."""
-    rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
-    first = rows.new_zeros(1, rows.shape[1]) if fill is None else fill.to(rows.dtype)[None]
-    return torch.cat([first, rows])[index]
-
-
-def pick(x: Tensor, index: Tensor, fill: Tensor | None = None) -> Tensor:
-    """Numbers of `fill` [C], or C zeros, and of a feature map [N,C,H,W] behind it, counted in this order from 0 on."""
-    first = x.new_zeros(x.shape[1]) if fill is None else fill.to(x.dtype)
-    return torch.cat([first, x.reshape(-1)])[index]
-
-
-@dataclass
-class Traced:
-    """Rows of a feature map.
-
-    Attributes:
-        root: the feature map.
-        pixels: of each number of the value its pixel, from 1 on, of all images; 0: none.
-        channels: and its channel.
-        fill: what stands where there is none: zeros, or a constant [C].
-        undefined: it is anything.
-    """
-
-    root: Value
-    pixels: Tensor
-    channels: Tensor
-    fill: Value | None = None
-    undefined: bool = False
-
-
-def plane_root(value: Value) -> tuple[Value, list[tuple[Node, int]]] | None:
-    """The feature map of which a value is an arrangement, and what arranges it, from the last op on."""
-    chain = []
-    while feature_map(value) is not value:
-        node = value.producer
-        if value.constant or node is None or node.kind != "aten" or value.tokens is not None:
-            return None
-        if not (node.moves or op_name(node.target) in MOVING or node.target in (take, pick)):
-            return None
-        chain.append((node, node.outputs.index(value)))
-        value = node.args[0]
-        if not isinstance(value, Value):
-            return None
-    return None if value.tokens is not None or value.given else (value, chain)
-
-
-def rolled(call: Call) -> Call | None:
-    """Of slices of one value that change places along a dimension, as exporters write a roll, the roll."""
-    parts, dim = call.args[0], call.argument("dim", 0)
-    if not isinstance(call.made, Tensor) or len(parts) != 2 or not isinstance(dim, int):
-        return None
-    sources, dim, places = list[Any](), dim % call.made.dim(), list[int]()
-    for part in parts:
-        node = part.producer if isinstance(part, Value) else None
-        if node is None or node.kind != "aten" or op_name(node.target) != "slice" or node.kwargs:
-            return None
-        given: list[Any] = [*node.args, *(0, None, None, 1)[len(node.args) - 1 :]]
-        source, axis, start, end, step = given
-        if axis % call.made.dim() != dim or plane_root(source) is None:
-            return None
-        sources.append(source)
-        places += list(range(source.shape[dim]))[slice(start, end, step)]
-    size = call.made.shape[dim]
-    if not places or sources[0] is not sources[1] or places != [(k + places[0]) % size for k in range(size)]:
-        return None
-    args = (sources[0], [-places[0]], [dim])
-    return dataclasses.replace(call, target=ATEN.roll.default, name="roll", args=args, kwargs={})
-
-
-def traced(value: Value, call: Call | None = None) -> Traced | None:
-    """What a value, or what a call makes of it, shows of a feature map."""
-    found = plane_root(value)
-    if found is None:
-        return None
-    root, chain = found
-    n, c, h, w = root.shape
-    pixels: Any = torch.arange(1, n * h * w + 1, dtype=torch.int32).view(n, 1, h, w).expand(n, c, h, w)
-    channels: Any = torch.arange(c, dtype=torch.int32).view(1, c, 1, 1).expand(n, c, h, w)
-    result = Traced(root, pixels, channels)
-    steps: list[Any] = [(node.target, node.args[1:], node.kwargs, at, node) for node, at in chain[::-1]]
-    if call is not None:
-        steps.append((call.target, call.args[1:], call.kwargs, 0, None))
-    for target, args, kwargs, at, node in steps:
-        if op_name(target) in ("constant_pad_nd", "pad") and any(v not in (None, 0, "constant") for v in args[1:]):
-            return None
-        if target in (take, pick):
-            assert node is not None
-            index, result.fill, result.undefined = args[0].tensor, args[1], bool(node.options.get("undefined"))
-            if target is take and pixels.shape == root.shape:  # of the feature map itself
-                pixels = index[..., None].to(torch.int32).expand(*index.shape, c)
-                channels = torch.arange(c, dtype=torch.int32).expand(pixels.shape)
-            else:
-                pixels, channels = target(pixels, index), target(channels, index, torch.arange(c, dtype=torch.int32))
-            continue
-        pixels, channels = target(pixels, *args, **kwargs), target(channels, *args, **kwargs)
-        if node is not None and node.options.get("many"):
-            pixels, channels = pixels[at], channels[at]
-    result.pixels, result.channels = pixels, channels
-    return result
-
-
-def rows_of(found: Traced) -> Tensor | None:
-    """The pixel of each row of what is [...,C] with all channels in order."""
-    pixels, c = found.pixels, found.root.shape[1]
-    if pixels.shape[-1] != c or not torch.equal(pixels, pixels[..., :1].expand_as(pixels)):
-        return None
-    numbers = torch.arange(c, dtype=torch.int32)
-    return pixels[..., 0] if bool(((found.channels == numbers) | (pixels == 0)).all()) else None
 
 
 def of_a_row(call: Call, raw: Value, fills: list[Value | None]) -> Value | None:
@@ -280,6 +168,8 @@ class WindowRules:
         n, _c, h, w = found.root.shape
 
         def as_rows(root: Value) -> Value:
+            if root.tokens is not None:
+                return b.arranged(root, in_order(root, "NTC"), call)
             return b.arranged(root, Axes(((("N", n),), (("H", h), ("W", w)), (("C", root.shape[1]),))), call)
 
         args, fills, undefined = list[Any](), list[Value | None](), False
@@ -288,6 +178,8 @@ class WindowRules:
                 other = found if value is raw else traced(value) if value.shape == raw.shape else None
                 rows = None if other is None else rows_of(other)
                 if other is None or rows is None or not torch.equal(rows, index) or other.root.shape[2:] != (h, w):
+                    return None
+                if other.root.tokens != found.root.tokens:
                     return None
                 value = as_rows(other.root)
                 fills.append(other.fill)
@@ -325,7 +217,8 @@ class WindowRules:
             (n, h, w): ((("H", h),), (("W", w),)), (n, h * w): ((("H", h), ("W", w)),)
         }  # fmt: skip
         pixels = shapes.get(tuple(index.shape))
-        if pixels and torch.equal(index.flatten(), torch.arange(1, n * h * w + 1, dtype=index.dtype)):  # as they lie
+        as_they_lie = torch.arange(1, n * h * w + 1, dtype=index.dtype)
+        if pixels and root.tokens is None and torch.equal(index.flatten(), as_they_lie):
             return b.arranged(root, Axes(((("N", n),), *pixels, (("C", c),))), call)
         numbers = Value(f"{call.label}_rows", tuple(index.shape), torch.int64, tensor=index.long(), constant=True)
         node = Node("aten", [root, numbers, fill], [], target=take, path=call.path, line=call.line, reason="windows")
@@ -340,7 +233,9 @@ class WindowRules:
         found = plane_root(raw)
         if found is None:
             return None
-        n, _, h, w = found[0].shape
+        n, (h, w), tokens = found[0].shape[0], found[0].shape[2:], found[0].tokens
+        if tokens is not None:
+            h, w = tokens.size
         c = call.made.numel() // (n * h * w)
         orders = {"NHWC": (n, h, w, c), "NCHW": (n, c, h, w), "N(HW)C": (n, h * w, c), "NC(HW)": (n, c, h * w)}
         fitting = [order for order, shape in orders.items() if shape == tuple(call.made.shape)]
@@ -348,6 +243,9 @@ class WindowRules:
         if shown is None:
             return None
         whole = torch.arange(1, n * h * w + 1, dtype=torch.int32).view(n, 1, h, w).expand(n, c, h, w)
+        if tokens is not None:
+            own = torch.arange(n, dtype=torch.int32).view(n, 1, 1, 1) * (tokens.prefix + tokens.suffix)
+            whole = whole + own + tokens.prefix
         for order in fitting:
             pixels, channels = (
                 t.movedim(-1, 1).reshape(n, c, h, w) if order.endswith("C") else t.reshape(n, c, h, w)
@@ -358,7 +256,7 @@ class WindowRules:
                 channels, numbers.view(1, c, 1, 1).expand_as(channels)
             ):
                 continue
-            root = some_channels(b, call, shown.root, numbers)
+            root = some_channels(b, call, plane_of_tokens(b, call, shown.root) if tokens else shown.root, numbers)
             if root is None or order == "NCHW":
                 return root
             atoms = {"N": ("N", n), "C": ("C", c), "H": ("H", h), "W": ("W", w)}

@@ -6,12 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sbnet.benchmarks.harness.nets import torchvision
 from support.window_nets import hugging_face, small, stirred
 
 WIDTHS = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1] * 4, "layer_type": "basic"}
+
+
+def lively(net: nn.Module) -> nn.Module:
+    """Random weights as large as training's, so that what a network returns depends on the frame."""
+    torch.manual_seed(1)
+    for name, p in net.named_parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, 0.0, p[0].numel() ** -0.5 if len(p) > 1 else 0.5)
+        else:
+            nn.init.normal_(p, float(name.endswith(("weight", "gamma", "lambda1"))), 0.1)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):  # many in a row
+            nn.init.normal_(module.weight, 0.9, 0.1)
+    return net.eval()
 
 
 class Boxes(nn.Module):
@@ -54,6 +70,59 @@ def rt_detr(part: str, heads: int = 4) -> nn.Module:
     if part == "encoder":
         return stirred(Encoder(transformers.RTDetrModel(config)))
     return stirred(Boxes(transformers.RTDetrForObjectDetection(config)))
+
+
+RF_DETR_WINDOWS = 2  # rows and columns of windows
+
+
+class Maps(nn.Module):
+    """A backbone of the transformers library: its feature maps."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return list(self.net(pixel_values=x).feature_maps)
+
+
+def rf_detr(part: str = "all") -> nn.Module:
+    """DINOv2 in windows, each with a class token, between layers of all tokens; part: "backbone" or "all"."""
+    torchvision()
+    import transformers
+
+    backbone = transformers.RfDetrDinov2Config(
+        image_size=112, patch_size=14, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
+        num_windows=RF_DETR_WINDOWS, out_features=["stage2", "stage4"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    if part == "backbone":
+        return lively(Maps(transformers.AutoBackbone.from_config(backbone)))
+    config = transformers.RfDetrConfig(
+        backbone_config=backbone, d_model=32, decoder_ffn_dim=64, decoder_layers=2, decoder_self_attention_heads=4,
+        decoder_cross_attention_heads=4, num_queries=10, group_detr=1,
+    )  # fmt: skip
+    return lively(Boxes(transformers.RfDetrForObjectDetection(config)))
+
+
+class WindowKeys(TorchFunctionMode):
+    """Attention of RF-DETR's backbone sees class tokens and active patches alone; `keep`: of each window [N*windows,
+    1+patches]. mask: [N,H,W]."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        active = F.max_pool2d(mask[:, None], 14)[:, 0] > 0
+        parted = active.unflatten(2, (RF_DETR_WINDOWS, -1)).unflatten(1, (RF_DETR_WINDOWS, -1)).transpose(2, 3)
+        self.keep = F.pad(parted.reshape(len(mask) * RF_DETR_WINDOWS**2, -1), (1, 0), value=True)
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        each = self.keep.shape[1]
+        if func is F.scaled_dot_product_attention and args[1].shape[-2] in (each, each * RF_DETR_WINDOWS**2):
+            self.calls += 1
+            return func(*args[:3], self.keep.view(len(args[1]), 1, 1, -1), scale=kwargs.get("scale"))
+        return func(*args, **kwargs)
 
 
 def detr() -> nn.Module:
@@ -117,11 +186,13 @@ LEVIT = {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths
 NETS: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
     "RT-DETR's encoder": (lambda: rt_detr("encoder"), 128, set()),
     "RT-DETR": (lambda: rt_detr("all"), 128, {"grid_sampler", "topk", "scaled_dot_product_attention"}),
+    "RF-DETR": (rf_detr, 112, {"grid_sampler", "topk", "scaled_dot_product_attention"}),
+    "RF-DETR's backbone": (lambda: rf_detr("backbone"), 112, {"repeat"}),
     "DETR": (detr, 128, {"shown", "scaled_dot_product_attention"}),
     "CaiT": (lambda: small("cait_xxs24_224", img_size=96, depth=2), 96, {"hide", "softmax", "matmul"}),
     "XCiT": (lambda: small("xcit_nano_12_p16_224", img_size=96, depth=2), 96, {"linalg_vector_norm", "softmax"}),
     "Depth Anything": (depth_anything, 98, set()),
-    "DPT": (dpt, 96, {"cat", "expand_as"}),
+    "DPT": (dpt, 96, set()),
     "CvT": (lambda: hugging_face("Cvt", **CVT), 128, {"softmax", "matmul"}),
     "EfficientViT of cascades": (lambda: small("efficientvit_m0"), 128, {"hide", "softmax", "matmul"}),
     "MobileNetV4 with attention": (

@@ -330,6 +330,23 @@ class Each(TokenKind):
         return planes_of(run_steps(node.options["steps"], [rows_of(given.args[0]), *given.args[1:]]), node)
 
 
+class Beside(TokenKind):
+    """Channels of each token beside those of a row of its image, args[1] [N,1,C]; first: the row's come first."""
+
+    name = "beside"
+
+    def joined(self, node: Node, x: Tensor, row: Tensor) -> Tensor:
+        """Of [...,rows,C] and [...,1,C]."""
+        parts = [x, row.to(x.dtype).expand(*x.shape[:-1], -1)]
+        return torch.cat(parts[::-1] if node.options["first"] else parts, -1)
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        out[: len(order)] = self.joined(node, values[0].flatten(1).t()[: len(order)], values[1])
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return planes_of(self.joined(node, rows_of(given.args[0]), given.args[1]), node)
+
+
 class Unpack(TokenKind):
     """A feature map of packed tokens, zero where they are not active."""
 

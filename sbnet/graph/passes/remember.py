@@ -31,7 +31,7 @@ def remember_tokens(plan: Plan) -> None:
         return found[key]
 
     for node in list(plan.graph.nodes):
-        if node.kind == "attention":
+        if node.kind in ("attention", "token_windows"):
             (_, k, v), (first, *starts) = node.args[:3], node.options["starts"]
             width = node.options["heads"] * node.options["dim"]
             if k is v:
