@@ -89,9 +89,8 @@ class Decoder:
 
     def _make(self) -> Any:
         library = _library()
-        self._surfaces: dict[
-            int, Tensor
-        ] = {}  # of the decoder, by their address: to import one takes as long as a copy
+        # Of this decoder, which is of one size, by their address: to import one takes as long as a copy.
+        self._surfaces: dict[int, Tensor] = {}
         try:
             return library.CreateDecoder(
                 gpuid=self.device.index, codec=getattr(library.cudaVideoCodec, self._codec), cudacontext=0,

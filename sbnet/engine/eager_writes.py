@@ -147,9 +147,9 @@ def drops_nothing(p: float = 0.5, training: bool = True, inplace: bool = False) 
 
 
 def by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The first argument by its place."""
-    first = next((name for name in ("input", "tensors") if name in kwargs), None)
-    if args or first is None:
+    """The first argument by its place. (That of torch.where and torch.searchsorted is another one than `input`.)"""
+    first = next(iter(kwargs), None)
+    if args or first not in ("input", "tensors") or "condition" in kwargs or "sorted_sequence" in kwargs:
         return args, kwargs
     return (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
 

@@ -158,3 +158,15 @@ def test_a_network_of_which_nothing_would_be_masked_is_refused():
         sbnet.sparsify(net, x)
     with pytest.raises(ValueError, match=r"got none of its images: nothing was masked"), sbnet.masked(MASK):
         net(x)
+
+
+def test_a_condition_by_name_stays_the_first_argument():
+    x, first = torch.randn(2, 3, SIDE, SIDE), nn.Conv2d(3, C, 1)
+    with torch.no_grad():
+        want = torch.where(first(x) > 0, first(x), 1.0) * MASK[:, None]
+        with sbnet.masked(MASK, block=BLOCK):
+            y = first(x)
+            got = torch.where(condition=y > 0, input=y, other=torch.ones_like(y))
+            turned = torch.where(input=y, condition=y > 0, other=torch.ones_like(y))
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(turned, want)

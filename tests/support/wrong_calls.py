@@ -1,7 +1,7 @@
 """Ops called with what nobody should pass: lists that name no block, sizes, dtypes and numbers of any kind.
 
-`python -m support.wrong_calls seed rounds` calls each op so, on tensors beside pages that may not be touched, and names
-each call in a file first: an op runs, or raises. tests/contracts/test_guard_pages.py runs it."""
+`python -m support.wrong_calls seed rounds` prints each such call and makes it, on tensors beside pages that may not be
+touched: an op runs, or raises. tests/contracts/test_guard_pages.py runs it."""
 
 from __future__ import annotations
 
