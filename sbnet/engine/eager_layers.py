@@ -26,6 +26,7 @@ from sbnet.ops import (
     sparse_resize2d,
 )
 from sbnet.ops.masked.batch_norm import batch_norm2d, follow_, synchronized_batch_norm2d
+from sbnet.ops.masked.resize import resize_arguments
 
 if TYPE_CHECKING:
     from sbnet.active import ActiveBlocks
@@ -188,6 +189,8 @@ def interpolate(
         sides = resize_output_size(input.shape[2:], to_scales(scale_factor, "masked: scale_factor"))
     if whole(of, sides):
         return densely(of, F.interpolate, input, size, scale_factor, mode, align_corners)
+    if (maps := open_of(of)) is not None and of.keeps(input):
+        return maps.resize(input, *resize_arguments("sparse_resize2d", input, size, scale_factor, mode, align_corners))
     options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
     options |= {"size": sides} if size is not None else {"scale_factor": scale_factor}
     return of.kept(sparse_resize2d(input, of.active(sides), **options))
@@ -349,7 +352,20 @@ TAKES_OPEN = {
     func
     for func, layer in LAYERS.items()
     if layer
-    in (conv2d, batch_norm, group_norm, instance_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, *LOSSES.values())
+    in (
+        conv2d,
+        batch_norm,
+        group_norm,
+        instance_norm,
+        add,
+        add_,
+        cat,
+        gelu,
+        max_pool2d,
+        avg_pool2d,
+        interpolate,
+        *LOSSES.values(),
+    )
     or getattr(layer, "activates", False)
 }
 

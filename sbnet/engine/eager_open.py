@@ -22,8 +22,9 @@ from sbnet.engine.eager_losses import Product, Total
 from sbnet.engine.eager_nhwc import BASE, base_of
 from sbnet.engine.eager_norms import Norm2d
 from sbnet.engine.eager_once import Counts, Weights, conv_weight
+from sbnet.engine.eager_resize import How, Resize, reach_within
 from sbnet.engine.eager_response import Responses
-from sbnet.geometry import to_pair
+from sbnet.geometry import Window, to_pair
 from sbnet.ops import fringe
 from sbnet.ops.common import is_channels_last
 from sbnet.ops.masked.conv import autocast
@@ -137,13 +138,14 @@ class OpenMaps:
         _ops.sparse_fill_(x.detach(), known.plane.active.block_map, known.plane.active.grid.numbers(), 0.0)
         del x.__dict__[OPEN]
 
-    def clear(self, x: Tensor, plane: Plane, window: Any) -> None:
-        """Zeros where a window reads what no active block holds. window: kernel, stride, padding, dilation."""
+    def clear(self, x: Tensor, plane: Plane, window: Any, size: Any = None) -> None:
+        """Zeros where a window reads what no active block holds. window: kernel, stride, padding, dilation; or a Window
+        and the size of the plane that it is for."""
         known = self.of(x)
         if known is None:
             return
         self.settle(x)
-        pixels = self._fringe(known.plane, plane, x.shape[2:], window)
+        pixels = self._fringe(known.plane, plane, x.shape[2:], window, size)
         own = known.plane.active
         _ops.sparse_pointwise_(
             torch.empty_like(x), None, None, None, None, own.indices[:0], own.count, own.grid.numbers(), "", x.detach(),
@@ -223,11 +225,12 @@ class OpenMaps:
             numbers = [[n, n] for n in (2 * reach + 1, 1, reach, 1)]
             plane.rings[reach] = self._fringe(plane, plane, size, numbers)
 
-    def _fringe(self, own: Plane, plane: Plane, size: Any, window: Any) -> Fringe:
-        """Pixels of a plane of this size and its own list that a window reads for another one's."""
-        key = tuple(size), tuple(plane.active.grid.numbers()), tuple(map(tuple, window))
+    def _fringe(self, own: Plane, plane: Plane, size: Any, window: Any, of: Any = None) -> Fringe:
+        """Pixels of a plane of this size and its own list that a window reads for another one's, `of` that size."""
+        window = (window,) if isinstance(window, Window) else tuple(map(tuple, window))
+        key = tuple(size), tuple(plane.active.grid.numbers()), window
         if key not in self._fringes:
-            self._fringes[key] = fringe(own.active, plane.active, size, *window)
+            self._fringes[key] = fringe(own.active, plane.active, size, *window, consumer_size=of)
         return self._fringes[key]
 
     def conv(self, x: Tensor, weight: Tensor, bias: Any, size: Any, window: Any, groups: int) -> Tensor:
@@ -321,6 +324,21 @@ class OpenMaps:
         planes = self._plane(size), self._plane(x.shape[2:])
         self.clear(x, planes[0], numbers)
         return self._mode.kept(Pool.apply(x, *planes, maximum, *numbers, counted, divisor))
+
+    def resize(self, x: Tensor, size: list[int], how: How) -> Tensor:
+        plane, x_plane = self._plane(size), self._plane(x.shape[2:])
+        known, reach = self.of(x), reach_within(how, plane, x_plane, size, x.shape[2:])
+        if known is not None:
+            ring = 1 if reach is None else reach
+            if known.pending is not None:
+                self._widen(known.plane, x.shape[2:], ring)
+            self.settle(x, ring)
+            if reach is None or known.ring < reach:
+                mode, corners, *ratios = how
+                sides = (int(x.shape[2]), int(x.shape[3])), (size[0], size[1])
+                self.clear(x, plane, Window.resize(*sides, mode, corners, tuple(ratios)), size)
+        out = Resize.apply(x, plane, x_plane, size, how, 0 if known is None else known.wants_ring)
+        return self._add(out, _Open(plane, None, ring=1))
 
     def product(self, x: Tensor, other: Any, name: str) -> Tensor:
         self.settle(x)
