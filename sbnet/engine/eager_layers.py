@@ -348,26 +348,11 @@ LAYERS: dict[Any, Any] = {
 
 
 # What takes open maps (eager_open.py) as they are.
-TAKES_OPEN = {
-    func
-    for func, layer in LAYERS.items()
-    if layer
-    in (
-        conv2d,
-        batch_norm,
-        group_norm,
-        instance_norm,
-        add,
-        add_,
-        cat,
-        gelu,
-        max_pool2d,
-        avg_pool2d,
-        interpolate,
-        *LOSSES.values(),
-    )
-    or getattr(layer, "activates", False)
-}
+TAKES_OPEN = {func for func, layer in LAYERS.items() if getattr(layer, "activates", False)} | LOSSES.keys()
+_OPEN_LAYERS = (
+    conv2d, batch_norm, group_norm, instance_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, interpolate,
+)  # fmt: skip
+TAKES_OPEN |= {func for func, layer in LAYERS.items() if layer in _OPEN_LAYERS}
 
 
 class Stacks(torch.autograd.graph.saved_tensors_hooks):

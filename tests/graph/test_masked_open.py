@@ -90,28 +90,6 @@ NETWORKS = {
 }
 
 
-RESIZES = {
-    "nearest": {"scale_factor": 2}, "nearest-exact": {"scale_factor": (3, 2), "mode": "nearest-exact"},
-    "bilinear": {"scale_factor": 2, "mode": "bilinear"}, "bicubic": {"scale_factor": 2, "mode": "bicubic"},
-    "corners": {"scale_factor": 2, "mode": "bilinear", "align_corners": True},
-    "bicubic corners": {"size": (41, 47), "mode": "bicubic", "align_corners": True},
-    "down": {"scale_factor": 0.5, "mode": "bilinear"}, "down nearest": {"scale_factor": 0.37},
-    "by x1.7": {"scale_factor": 1.7, "mode": "bilinear"}, "same": {"size": SIZE, "mode": "bilinear"},
-    "double by x2.03": {"scale_factor": 2.03, "mode": "bilinear"},
-}  # fmt: skip
-
-
-def resized(n, x, how):
-    """Of layers that are pending, made and joined, with other readers; with layers that want zeros around gradients."""
-    a = n["norm"](n["one"](F.relu(n["conv"](x))))
-    b = F.relu(n["next"](a))
-    y = torch.cat([F.interpolate(F.relu(a), **how)[:, :4], F.interpolate(b, **how)[:, 4:]], 1)
-    return torch.cat([F.relu(n["next"](y)), n["other"](n["one"](F.interpolate(n["next"](b), **how)))], 1)
-
-
-NETWORKS |= {f"resized, {name}": lambda n, x, how=how: resized(n, x, how) for name, how in RESIZES.items()}
-
-
 def gradients(of, net, x, mode, dtype):
     net = net.to(dtype)
     net.zero_grad()

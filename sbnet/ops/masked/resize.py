@@ -169,7 +169,7 @@ def _grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _grad_backward(ctx: Any, grad: Tensor) -> tuple:
     """It is linear in dy: the interpolation again."""
     (block_map,) = ctx.saved_tensors
-    indices, count, _, own = active_of(block_map, ctx.grid)
+    indices, count, _, own = active_of(block_map >= 0, ctx.grid)
     return _ops.sparse_resize2d(grad, indices, count, own, ctx.grid, ctx.size, *ctx.how), *[None] * 8
 
 
