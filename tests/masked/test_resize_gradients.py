@@ -204,7 +204,7 @@ def test_wrong_calls_name_the_argument(device):
     for call, what in (
         (lambda: run(dy, *lists, [0, 5], *numbers, False), "grad: size: expected"),
         (lambda: run(dy, *lists, [9], *numbers, False), "grad: size: expected"),
-        (lambda: run(dy, *lists, list(PLANE), "cubic", False, 0.0, 0.0, False), "grad: mode: expected"),
+        (lambda: run(dy, *lists, list(PLANE), "cubic", False, 0.0, 0.0, False), "grad: method: expected"),
         (lambda: run(dy, *lists, list(PLANE), "nearest", True, 0.0, 0.0, False), "grad: align_corners: expected false"),
         (lambda: run(dy, *lists, list(PLANE), "nearest", False, -1.0, 0.0, False), "grad: scale_factor: expected"),
         (lambda: run(dy, *lists, [1 << 25, 5], *numbers, False), "grad: size: expected sides"),

@@ -150,7 +150,7 @@ torch.library.register_autograd("sbnet::sparse_resize2d", _backward, setup_conte
 
 @torch.library.register_fake("sbnet::sparse_resize2d_grad")
 def _grad_fake(
-    grad: Tensor, block_map: Tensor, grid: list[int], size: list[int], mode: str, align_corners: bool, ratio_h: float,
+    grad: Tensor, block_map: Tensor, grid: list[int], size: list[int], method: str, align_corners: bool, ratio_h: float,
     ratio_w: float, channels_last: bool,
 ) -> Tensor:  # fmt: skip
     refuse_meta_mix("sparse_resize2d_grad", grad, block_map)
