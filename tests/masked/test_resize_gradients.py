@@ -30,17 +30,21 @@ def numbers_of(x, by, how):
 
 
 def whole(x, dy, active, by, how):
-    """PyTorch's gradient of the masked whole plane. PyTorch's own is not its bicubic mode's where a CPU keeps the sides
-    by a scale that is not 1: then by the weights of each axis."""
+    """PyTorch's gradient of the masked whole plane. By the weights of each axis where PyTorch's is not that of its
+    forward pass: of nearest modes on a GPU, whose scale it rounds, and of bicubic ones on a CPU, where a scale that is
+    not 1 keeps the sides."""
     inside = active.pixel_mask(dy.shape[2:])
     dy = torch.where(inside, dy, 0.0).to(x.dtype)
-    if how["mode"] == "bicubic" and dy.shape[2:] == x.shape[2:] and not x.is_cuda:
-        scales = by.get("scale_factor", 1)
-        scales = scales if isinstance(scales, tuple) else (scales, scales)
+    kept = dy.shape[2:] == x.shape[2:]
+    if how["mode"].startswith("nearest") if x.is_cuda else how["mode"] == "bicubic" and kept:
+        sizes, scales = (
+            v if isinstance(v, tuple) or v is None else (v, v) for v in (by.get("size"), by.get("scale_factor"))
+        )
         axes = []
-        for side, scale in zip(x.shape[2:], scales, strict=True):
-            eye = torch.eye(side, dtype=x.dtype)[None, :, :, None]
-            axes.append(F.interpolate(eye, scale_factor=(scale, 1), **how)[0, :, :, 0])
+        for d, side in enumerate(x.shape[2:]):
+            to = {"size": (sizes[d], 1)} if sizes else {"scale_factor": (scales[d], 1)}
+            eye = torch.eye(side, dtype=x.dtype, device=x.device)[None, :, :, None]
+            axes.append(F.interpolate(eye, **to, **how)[0, :, :, 0])
         return torch.einsum("nchw,ih,jw->ncij", dy, *axes)
     leaf = x.detach().clone().requires_grad_()
     size = by.get("size")
@@ -179,6 +183,18 @@ def test_inside_a_cuda_graph(mode):
         getattr(active, name).copy_(getattr(other, name))
     graph.replay()
     assert_bitwise(got, run())
+
+
+@pytest.mark.slow
+def test_sides_so_long_that_places_are_rounded():
+    """Where the outputs of a pixel begin is a guess by a float's 24 bits."""
+    side, outputs = 10_945_756, 13_598_700
+    active = random_active(BlockGrid.cover((1, outputs), (1, 1 << 20)), 1, 1.0, "cpu")
+    lists, dy = (active.block_map, active.grid.numbers()), torch.ones(1, 1, 1, outputs)
+    got = OPS.sparse_resize2d_grad(dy, *lists, [1, side], "nearest-exact", False, 0.0, 0.0, False)
+    step = torch.tensor(side, dtype=torch.float32) / outputs
+    read = ((torch.arange(outputs, dtype=torch.float32) + 0.5) * step).long()
+    assert_bitwise(got.view(-1), torch.bincount(read.clamp(max=side - 1), minlength=side).float())
 
 
 def test_numbers_that_no_layer_has(device):

@@ -19,19 +19,41 @@ __device__ __forceinline__ Word<T, kN> gather(const ResizeGradParams& p, const R
   const BlockGrid& grid = p.read_grid;
   const int32_t* const map = p.read_map + int64_t{at.n} * grid.count[0] * grid.count[1];
   const T* const dy = static_cast<const T*>(p.x.data) + at.n * p.x.stride[0] + channel * p.x.stride[1];
+  // The columns of an upsampling to twice the side, or less, once for all rows, so that their loads are under way
+  // together; `more` follow them.
+  constexpr int kHeld = 2 * kTaps;
   const int first = plan.column.first<kTaps>(at.column);
+  float held[kHeld] = {};
+  int block[kHeld];
+  bool more = true;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    if (more) more = plan.column.weight<kTaps>(first + k, at.column, &held[k]);
+    block[k] = static_cast<int>(plan.block[1].quotient(first + k));
+  }
   float sums[kN] = {}, down, across;
   for (int o = plan.row.first<kTaps>(at.row); plan.row.weight<kTaps>(o, at.row, &down); ++o) {
     if (down == 0.f) continue;
     const int32_t* const blocks = map + static_cast<int>(plan.block[0].quotient(o)) * grid.count[1];
     const T* const from = dy + o * p.x.stride[2];
     float of_row[kN] = {};  // by itself: many numbers added one after the other lose digits
-    for (int q = first; plan.column.weight<kTaps>(q, at.column, &across); ++q) {
-      if (across == 0.f || blocks[plan.block[1].quotient(q)] < 0) continue;
-      const Word<T, kN> in = *reinterpret_cast<const Word<T, kN>*>(from + q * p.x.stride[3]);
+    const auto add = [&](float weight, const Word<T, kN>& in) {
 #pragma unroll
-      for (int e = 0; e < kN; ++e) of_row[e] = fmaf(across, to_float(in.channel[e]), of_row[e]);
+      for (int e = 0; e < kN; ++e) of_row[e] = fmaf(weight, to_float(in.channel[e]), of_row[e]);
+    };
+    const auto read = [&](int q) { return *reinterpret_cast<const Word<T, kN>*>(from + q * p.x.stride[3]); };
+    Word<T, kN> in[kHeld];
+    bool taken[kHeld];
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      taken[k] = held[k] != 0.f && blocks[block[k]] >= 0;
+      if (taken[k]) in[k] = read(first + k);
     }
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (taken[k]) add(held[k], in[k]);
+    for (int q = first + kHeld; more && plan.column.weight<kTaps>(q, at.column, &across); ++q)
+      if (across != 0.f && blocks[plan.block[1].quotient(q)] >= 0) add(across, read(q));
 #pragma unroll
     for (int e = 0; e < kN; ++e) sums[e] = fmaf(down, of_row[e], sums[e]);
   }
