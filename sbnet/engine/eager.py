@@ -33,6 +33,8 @@ KEEPS = {
 }  # fmt: skip
 # Of a map of that dtype they give itself.
 SAME_AS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+# They look at gradients of maps.
+LOOKED_AT = {"register_hook", "retain_grad", "requires_grad_", "backward"}
 # In place of maps that are both 0 outside of the active blocks, they leave zeros there.
 SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
 # Notes of tensors: of feature maps that are 0 outside of the active blocks, of such that are seen as [N,H,W,C], and of
@@ -234,7 +236,7 @@ class masked(TorchFunctionMode):
             hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
             takes = layer is not None and func in (NHWC_TAKES_OPEN if nhwc else TAKES_OPEN) and not hidden
             if not takes and not reads_no_pixels(func, move):
-                looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
+                looked_at = move in LOOKED_AT or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
         if given and self._has(given[0], OTHER) and not last:
             return self._of_other(func, args, func(*args, **kwargs))
