@@ -156,6 +156,44 @@ def test_running_statistics_that_are_given_need_no_pixels():
     )
 
 
+@torch.jit.script
+def scripted(x: Tensor, times: float) -> Tensor:
+    return torch.relu(x * times + 1)
+
+
+SCRIPTS = {
+    "scripted": lambda net, x: torch.jit.script(net),
+    "traced": lambda net, x: torch.jit.trace(net, x),
+    "a function": lambda net, x: lambda t: scripted(t, 2.0),
+    "by name": lambda net, x: lambda t: scripted(times=2.0, x=t),
+    "seen as [N,H,W,C]": lambda net, x: lambda t: scripted(t.permute(0, 2, 3, 1), 2.0),
+    "tokens": lambda net, x: lambda t: scripted(t.flatten(2), 2.0),
+}
+
+
+@pytest.mark.parametrize("how", SCRIPTS)
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_between_eager_layers_are_refused(how, with_gradients):
+    """Without gradients nothing tells what they gave from what a network was given."""
+    net, (x, weight) = network(), tensors()
+    script = SCRIPTS[how](net, x)
+    refused = pytest.raises(NotImplementedError, match="of torch.jit")
+    with torch.set_grad_enabled(with_gradients), refused, sbnet.masked(MASK, block=BLOCK):
+        script(conv(x, weight))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_run_on_what_is_no_map():
+    x, weight = tensors()
+    given = torch.randn(5)
+    with sbnet.masked(MASK, block=BLOCK):
+        conv(x, weight)
+        got = scripted(given, 2.0)
+    assert torch.equal(got, torch.relu(given * 2 + 1))
+    assert torch.equal(scripted(x, 2.0), torch.relu(x * 2 + 1))  # outside of a context, anything
+
+
 UNSEEN = {
     "jit.script": lambda net, x: conv(torch.jit.script(net)(x), x[:, :, :3, :3].new_ones(8, 8, 3, 3)),
     "vmap": lambda net, x: torch.vmap(lambda t: net(t[None])[0])(x).square().sum(),
@@ -210,3 +248,70 @@ def test_convolutions_that_would_run_dense_are_refused(what):
     refused = pytest.raises((NotImplementedError, ValueError), match="sbnet: masked: .*expected .*, got")
     with refused, sbnet.masked(MASK, block=BLOCK):
         op(x, weight)
+
+
+DOUBLED = {
+    "double": lambda y: y.double(),
+    "to": lambda y: y.to(torch.float64),
+    "[N,H,W,C]": lambda y: y.permute(0, 2, 3, 1).double(),
+}
+
+
+@pytest.mark.parametrize("how", DOUBLED)
+def test_maps_of_float64_are_refused(how):
+    x, weight = tensors()
+    refused = pytest.raises(NotImplementedError, match="expected maps of float32.*got one that became torch.float64")
+    with refused, sbnet.masked(MASK, block=BLOCK):
+        DOUBLED[how](conv(x, weight))
+
+
+CASTS = {
+    "float": lambda y: (y <= 0).float(),
+    "to": lambda y: (y <= 0).to(y.dtype),
+    "type": lambda y: (y <= 0).type(y.dtype),
+    "of integers": lambda y: (y.int() + 1).to(y.dtype),
+    "one-hot": lambda y: F.one_hot(y.argmax(1), y.shape[1]).permute(0, 3, 1, 2).to(y.dtype),
+}
+
+
+@pytest.mark.parametrize("how", CASTS)
+@torch.no_grad()
+def test_casts_of_what_compared_maps_are_maps(how):
+    """True where nothing is active, say, is 0."""
+
+    def oracle(x, w, m):
+        return conv(CASTS[how](conv(x, w) * m) * m, w) * m
+
+    x, weight = tensors()
+    y, mask = conv(x, weight), MASK[:, None]
+    with sbnet.masked(MASK, block=BLOCK):
+        got = conv(CASTS[how](conv(x, weight)), weight)
+        made = CASTS[how](conv(x, weight))
+    assert torch.equal(made, CASTS[how](y) * mask)
+    assert_as_accurate_as_torch(got, oracle(x, weight, mask), conv((made * mask).double(), weight.double()) * mask)
+
+
+def assigned(y: Tensor) -> None:
+    y.data = torch.ones_like(y)
+
+
+REMADE = {
+    "set_": lambda y: y.set_(torch.ones(2, 8, 32, 32)),
+    "aten.set_": lambda y: aten.set_.source_Tensor(y, torch.ones(2, 8, 32, 32)),
+    "data": assigned,
+    "[N,H,W,C]": lambda y: assigned(y.permute(0, 2, 3, 1)),
+    "resize_": lambda y: y.resize_(2, 8, 16, 16),
+    "as_strided_": lambda y: y.as_strided_((2, 8, 32, 32), (0, 0, 0, 0)),
+    "storage": lambda y: y.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("how", REMADE)
+@torch.no_grad()
+def test_maps_that_are_given_other_memory_are_refused(how):
+    x, weight = tensors()
+    refused = pytest.raises(ValueError, match="expected a map to keep its shape and memory")
+    with refused, sbnet.masked(MASK, block=BLOCK):
+        y = conv(x, weight)
+        REMADE[how](y)
+        conv(y, weight)
