@@ -14,7 +14,7 @@ from sbnet.active import ActiveBlocks
 from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
-from sbnet.engine.eager_nhwc import BASE, IN_NHWC, NHWC_TAKES_OPEN, by_any, turned
+from sbnet.engine.eager_nhwc import BASE, IN_NHWC, by_any, turned
 from sbnet.engine.eager_open import OpenMaps, reads_no_pixels
 from sbnet.engine.eager_planes import Planes
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, refused
@@ -189,7 +189,7 @@ class masked(Planes):
                 return args[0]
             # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
             hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
-            takes = layer is not None and func in (NHWC_TAKES_OPEN if nhwc else TAKES_OPEN) and not hidden
+            takes = layer is not None and func in (IN_NHWC if nhwc else TAKES_OPEN) and not hidden
             if not takes and not reads_no_pixels(func, move):
                 looked_at = move in LOOKED_AT or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
