@@ -166,7 +166,8 @@ class masked(Planes):
         if last and kwargs.get("out") is not None:
             raise ValueError(f"sbnet: masked: expected a result of its own, got {named(func)[0]} with out=")
         if layer is None:
-            refuse_statistics(self, named(func)[0], args)
+            if any(map(self.is_map, args)):
+                refuse_statistics(named(func)[0], args, kwargs)
             if named(func)[0] in ("conv3d", "conv_transpose3d"):
                 self.met_others("convolutions of planes, got conv3d alone")
         if func in LOSSES and not (known and self.keeps(args[0])):

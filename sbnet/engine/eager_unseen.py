@@ -98,11 +98,15 @@ class Unseen:
             raise refused(f"a feature map by {name} of {unseen}", "modules that run eagerly in its thread")
 
 
-def refuse_statistics(context: masked, name: str, args: Any) -> None:
-    """Raises where an op takes statistics of all pixels."""
-    running = name in ("batch_norm", "native_batch_norm") and len(args) > 5 and not args[5]
-    if name in STATISTICS and not running and any(isinstance(t, Tensor) and context.is_map(t) for t in args):
-        raise statistics_refused(f"torch.{name}", "torch.nn's modules or functions")
+def refuse_statistics(name: str, args: Any, kwargs: dict[str, Any], what: str = "") -> None:
+    """Raises where an op of feature maps takes statistics of all pixels."""
+    if name not in STATISTICS:
+        return
+    given = args[5:6] or [kwargs[k] for k in ("training", "use_input_stats") if k in kwargs]
+    own = given[0] if given else name != "batch_norm"
+    if own or not name.endswith(("batch_norm", "instance_norm")):
+        expected = "modules or functions of torch.nn, and maps [N,C,H,W]"
+        raise statistics_refused(f"{name} {what}" if what else f"torch.{name}", expected)
 
 
 def refuse_dtype(x: Tensor) -> None:

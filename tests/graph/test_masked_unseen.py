@@ -136,6 +136,11 @@ STATISTICS = {
     "SyncBatchNorm's": lambda x: torch.batch_norm_stats(x, 1e-5)[0],
     "torch.group_norm": lambda x: torch.group_norm(x, 2),
     "aten": lambda x: aten.batch_norm.default(x, None, None, None, None, True, 0.1, 1e-5, False),
+    "groups as instances": lambda x: F.instance_norm(x.unflatten(1, (4, 2))),
+    "groups, flat": lambda x: F.group_norm(x.flatten(2), 4),
+    "a batch, flat": lambda x: F.batch_norm(x.flatten(2), None, None, training=True),
+    "a batch of tokens": lambda x: nn.BatchNorm1d(8)(x.flatten(2).mT.flatten(0, 1)),
+    "instances of all images": lambda x: F.instance_norm(x.flatten(0, 1)[None]),
     "running, of instances": lambda x: nn.InstanceNorm2d(8, track_running_stats=True)(x),
     "running, float64": lambda x: F.batch_norm(x, torch.zeros(8).double(), torch.ones(8).double(), training=True),
 }
@@ -146,6 +151,15 @@ def test_statistics_of_all_pixels_are_refused(how):
     x, weight = tensors()
     with pytest.raises(NotImplementedError, match="sbnet: masked: .*statistics"), sbnet.masked(MASK, block=BLOCK):
         STATISTICS[how](conv(x, weight))
+
+
+def test_batch_norms_of_tokens_in_eval_mode_are_none_of_them():
+    norm = nn.BatchNorm1d(8).eval()
+    nn.init.normal_(norm.bias)
+    held(
+        lambda x, w: norm(conv(x, w).flatten(2)).view(2, 8, *MASK.shape[1:]),
+        lambda x, w, m: norm.to(x)(conv(x, w).mul(m).flatten(2)).view_as(m.expand(2, 8, -1, -1)) * m,
+    )
 
 
 def test_running_statistics_that_are_given_need_no_pixels():
