@@ -172,7 +172,7 @@ def same_records(got, want, **tolerance):
     assert len({record["sum"] for _, _, (record,) in got}) > 1  # frames differ
 
 
-LANDING = {"prepare": lambda x: 2 * x, "finish": boxes, "landing": lambda output: output[:2]}
+LANDING = {"prepare": lambda x: 2 * x, "finish": boxes, "landing": lambda output, size: output[:2]}
 
 
 @pytest.mark.parametrize("mode", ["masked", "exact", "cached", "dense"])

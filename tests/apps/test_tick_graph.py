@@ -14,7 +14,7 @@ from torch import nn
 from sbnet import masks
 from sbnet.apps.pipeline import Cameras, Frame, Network, Pipeline, tick_graph
 from sbnet.apps.pipeline.batch import Batch
-from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, faces_among, uncovered
+from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, faces_among, text_areas, uncovered
 from sbnet.apps.pipeline.decode import _apart, _corners, _detr, _rtdetr, _vector, _yolo, decoded
 from sbnet.apps.pipeline.networks import one_of
 from sbnet.apps.pipeline.tick_graph import of_each, row_of
@@ -172,6 +172,14 @@ def _faces(output):
     return rows, *uncovered(_face_boxes(rows), rows[0] > 0.3, 0.3)
 
 
+def _classes(output):
+    return _vector(output, (1, 1))
+
+
+def _lines(output):
+    return text_areas(output, (30, 37), 0.6, 4)
+
+
 @pytest.mark.parametrize(
     ("landing", "shapes"),
     [
@@ -180,14 +188,15 @@ def _faces(output):
         (_settled(_yolo), [(50, 6)]),
         (_rtdetr, [(40, 5), (40, 4)]),
         (_detr, [(40, 5), (40, 4)]),
-        (_vector, [(10,)]),
+        (_classes, [(10,)]),
+        (_lines, [(1, 32, 40)]),
         (_faces, [(1, 12, 16), (2, 12, 16), (2, 12, 16)]),
     ],
 )
 def test_decoders_of_all_cameras_at_once_give_what_each_gives(landing, shapes, device):
     torch.manual_seed(0)
     output = [torch.rand(3, *shape, device=device) for shape in shapes]
-    if landing in (_vector,):
+    if landing in (_classes, _lines):
         (output,) = output
     stacked = of_each(landing, output, 3)
     for k in range(3):
@@ -248,7 +257,7 @@ def test_a_decoder_that_cannot_see_all_cameras_at_once_sees_one_after_the_other(
             return y.amax((2, 3))
 
     sources, found = [frames(4), frames(4, 16)], [[], []]
-    network = Network(edges(), "edges", landing=lambda y: Plain.apply(y), finish=finish)
+    network = Network(edges(), "edges", landing=lambda y, size: Plain.apply(y), finish=finish)
     Cameras(sources, "motion", network, lambda k, r: found[k].append(r.records), compare=0, device=device,
             dtype=torch.float32, patience=5.0).run()  # fmt: skip
     assert Replayed.count == 4

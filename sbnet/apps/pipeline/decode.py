@@ -57,7 +57,7 @@ def decoded(network: Network, decode: str) -> Network:
         raise PipelineError(f"decode: expected a network without a decoder, {network.name} has its own")
     labels = names_of(network.model)
     if name == "classes":
-        landing: Callable[[Any], Any] = _vector
+        landing: Callable[[Any, tuple[int, int]], Any] = _vector
         finish_all = None
         finish: Any = partial(_top_class, labels, least)
     else:
@@ -89,7 +89,9 @@ def names_of(model: Any) -> dict[int, str]:
 # ---- on the device: [7,candidates] of an output: centre, size, score, class, and whether overlaps are settled
 
 
-def _landing(decode: Callable[[Any], Tensor], least: float, output: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _landing(
+    decode: Callable[[Any], Tensor], least: float, output: Any, size: tuple[int, int]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Candidates, and on a GPU what `uncovered` gives, where there are overlaps to settle."""
     found = decode(output)
     if not found.is_cuda or decode in (_detr, _rtdetr):
@@ -167,7 +169,7 @@ def _candidates(boxes: Tensor, scores: Tensor, settled: bool) -> Tensor:
     return torch.cat([boxes[:, at], score[None], kind[None, at].float(), torch.full_like(score[None], settled)])
 
 
-def _vector(output: Any) -> Tensor:
+def _vector(output: Any, size: tuple[int, int]) -> Tensor:
     found = next((v for v in _tensors(output) if v.dim() == 2 and v.shape[0] == 1), None)
     if found is None:
         raise PipelineError(f"decode classes: expected [1,classes], got {_shapes(output)}")
@@ -182,7 +184,7 @@ def _shapes(output: Any) -> str:
     return ", ".join(str(list(v.shape)) for v in _tensors(output)) or "no tensor"
 
 
-DECODERS = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
+DECODERS: dict[str, Any] = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
 
 
 # ---- on the host

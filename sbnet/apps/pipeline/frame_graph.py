@@ -112,7 +112,7 @@ def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None
         PipelineError: `finish` made no picture.
     """
     if network.landing is not None:
-        return network.landing(output), True
+        return network.landing(output, frame.size), True
     found = shown_of(output) if network.finish is None else None
     if found is not None and found.dim() == 2:
         return found, True  # of which `picture_of` makes a record

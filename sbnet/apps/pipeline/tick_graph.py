@@ -79,7 +79,8 @@ class TickGraph:
         landing = self.network.landing
         assert landing is not None
         try:
-            found = of_each(landing, output, count)
+            size = self._frame.size
+            found = of_each(lambda own: landing(own, size), output, count)
         except RuntimeError:
             self.stacked = False  # found out before a graph is captured
             return None
