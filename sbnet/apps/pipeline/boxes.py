@@ -87,6 +87,18 @@ def stay(
     return chosen
 
 
+def staying(valid: Tensor, kept: Tensor | None, certain: Tensor | None) -> Tensor:
+    """[n] bool on the device: which candidates stay, all that are valid where that is left to the host."""
+    if kept is None or certain is None:
+        return valid
+    return torch.cat([valid[: len(kept)] & (kept | ~certain), valid[len(kept) :]])
+
+
+def within(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Corners [n,4], cut to a frame of (height, width)."""
+    return torch.stack([v.clamp(0, end) for v, end in zip(boxes.unbind(1), size[::-1] * 2, strict=True)], 1)
+
+
 def of_images(entries: list[Any], image: np.ndarray, count: int) -> list[list[Any]]:
     """Entries by their image; `image` tells it of each, in order."""
     ends = np.searchsorted(image, np.arange(count + 1)).tolist()
@@ -156,6 +168,12 @@ def faces_among(
     return of_images(records, image, len(sizes))
 
 
+def located_faces(found: Any, size: tuple[int, int], least: float) -> tuple[Tensor, Tensor]:
+    """`Network.located` of what `face_candidates` found."""
+    rows, kept, certain = found
+    return within(_face_boxes(rows), size), staying(rows[0] > least, kept, certain)
+
+
 def _corners_of_faces(rows: np.ndarray) -> np.ndarray:
     """`_face_boxes` on the host."""
     _, row, column, high, wide, down, right, rows_in_all, columns = rows
@@ -208,6 +226,12 @@ def lines_among(found: Any, sizes: Sequence[tuple[int, ...]]) -> list[list[Recor
         ]
         records.append(sorted(lines, key=lambda r: (r["box"][1], r["box"][0])))
     return records
+
+
+def located_lines(found: Any, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """`Network.located` of what `text_areas` found."""
+    boxes, pixels, *_ = found
+    return within(_widened(boxes.double()), size), pixels > 0
 
 
 def _widened(boxes: Any) -> Any:

@@ -46,6 +46,8 @@ class Network:
         landing: (output, (height, width) of the frame) -> what `finish` reads of it: it gets that, on the host.
             `prepare` and this compute on tensors alone: on CUDA one graph holds them with mask and network, and
             `finish` runs in a thread of its own.
+        located: of what `landing` gave and the frame's (height, width), on the device as well, boxes [K,4] of the frame
+            and which of them count, [K] bool, the best first: masks that follow boxes then need not wait for records.
         finish_all: of what `landing` gave of several frames, stacked, and the frames, what `finish` makes of each, in
             few calls; `one_of(finish_all)` is that `finish`.
         enlarges: by how much the picture of a network that enlarges is larger. In cached mode kept blocks follow slow
@@ -68,6 +70,7 @@ class Network:
     checked: bool = False
     captured: bool = False
     landing: Callable[[Any, tuple[int, int]], Any] | None = None
+    located: Callable[[Any, tuple[int, int]], tuple[Tensor, Tensor]] | None = None
     finish_all: Callable[[Any, Sequence[Frame]], list[Finished]] | None = None
     enlarges: int = 0
     notes: list[str] = field(default_factory=list)

@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import MOST, drawing, face_candidates, faces_among, lines_among, text_areas
+from sbnet.apps.pipeline.boxes import (
+    MOST,
+    drawing,
+    face_candidates,
+    faces_among,
+    lines_among,
+    located_faces,
+    located_lines,
+    text_areas,
+)
 from sbnet.apps.pipeline.features import features
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Finished, Network, imagenet, one_of
@@ -85,7 +94,7 @@ def faces(least: str = "0.3") -> Network:
 
     return Network(str(path), "centerface", prepare=lambda x: x * 255, finish=one_of(finish_all), margin=32,
                    multiple=32, mode="cached", mask=MotionMask(threshold=12 / 255), landing=landing,
-                   finish_all=finish_all, half=True)  # fmt: skip
+                   located=functools.partial(located_faces, least=limit), finish_all=finish_all, half=True)  # fmt: skip
 
 
 def text(least: str = "0.3") -> Network:
@@ -106,8 +115,8 @@ def text(least: str = "0.3") -> Network:
         return text_areas(scores, size, limit)
 
     return Network(str(path), "PP-OCRv4 text detector", prepare=lambda x: (x - 0.5) / 0.5, finish=one_of(finish_all),
-                   margin=32, multiple=32, mode="masked", mask=Ink(), landing=landing, finish_all=finish_all,
-                   notes=notes)  # fmt: skip
+                   margin=32, multiple=32, mode="masked", mask=Ink(), landing=landing, located=located_lines,
+                   finish_all=finish_all, notes=notes)  # fmt: skip
 
 
 def birdseye(seed: str = "0") -> Network:
