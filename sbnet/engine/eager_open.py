@@ -323,6 +323,9 @@ class OpenMaps:
 
     def add(self, a: Tensor, b: Tensor, inplace: bool) -> Tensor | None:
         """Of two maps, as the residual of the one that is pending; None where neither is."""
+        if inplace and a._is_view():  # autograd runs what writes a view inside a node of its own, which has no notes
+            self.settle(b)
+            return None
         for x, other in ((a, b), (b, a)):
             found = self._pending(x)
             if found is None or found[1].added or found[1].of.activation != "none":
