@@ -115,7 +115,7 @@ def conv(i: int, o: int, k: int = 3, s: int = 1) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Ronneberger et al., 2015, with padding and a width of 32: two 3x3 a level; up by transposed convolutions, or by an
+    """Ronneberger et al., 2015, with padding and a width of 32: two 3x3 a level; up by transposed convolutions, or an
     interpolation and a 1x1."""
 
     def __init__(self, width: int = 32, levels: int = 4, up: str | None = None) -> None:

@@ -12,25 +12,9 @@ namespace {
 constexpr const char* kOp = "sparse_norm2d";
 constexpr int kThreads = 256;
 
-template <class T>
-__device__ __forceinline__ float parameter(const void* data, DType dtype, int64_t c, float otherwise) {
-  if (!data) return otherwise;
-  return dtype == DType::kF32 ? static_cast<const float*>(data)[c] : to_float(static_cast<const T*>(data)[c]);
-}
-
 // ---- of images
 
 constexpr int kResponseThreads = 1024;  // few CTAs, which wait for memory
-
-__device__ __forceinline__ float sum_of_cta(float v, float* found) {
-  found[threadIdx.x] = v;
-  __syncthreads();
-  for (int half = kResponseThreads / 2; half; half /= 2) {
-    if (static_cast<int>(threadIdx.x) < half) found[threadIdx.x] += found[threadIdx.x + half];
-    __syncthreads();
-  }
-  return found[0];
-}
 
 // A CTA takes an image.
 template <class T>
@@ -49,7 +33,8 @@ __global__ void __launch_bounds__(kResponseThreads)
     to[C + c] = sqrtf(square);
     sum += to[C + c];
   }
-  const float scale = 1.f / (sum_of_cta(sum, found) / static_cast<float>(C) + p.eps);
+  sum = merged_of_cta<kResponseThreads>(sum, found, [](float& to, float other) { to += other; });
+  const float scale = 1.f / (sum / static_cast<float>(C) + p.eps);
   for (int64_t c = threadIdx.x; c < C; c += kResponseThreads) {
     to[c] = 0.f;
     to[C + c] = 1.f + parameter<T>(p.weight, p.param_dtype, c, 1.f) * to[C + c] * scale;
@@ -73,13 +58,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t part = n * parts.slices + k / group, c = first + k % group;
       all.merge({counts[part], values[2 * part * C + c], values[(2 * part + 1) * C + c]});
     }
-    found[threadIdx.x] = all;
-    __syncthreads();
-    for (int half = kThreads / 2; half; half /= 2) {
-      if (static_cast<int>(threadIdx.x) < half) found[threadIdx.x].merge(found[threadIdx.x + half]);
-      __syncthreads();
-    }
-    all = found[0];
+    all = merged_of_cta<kThreads>(all, found, [](PartMoments& to, const PartMoments& other) { to.merge(other); });
     const float scale = 1.f / sqrtf(static_cast<float>(all.square) / fmaxf(all.count, 1.f) + p.eps);
     float* to = table + 3 * n * C;
     for (int64_t c = first + threadIdx.x; c < first + group; c += kThreads) {
