@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Pool, fits, told
 from sbnet.engine.eager_grads import Groups
+from sbnet.engine.eager_joins import Cat, joins
 from sbnet.engine.eager_losses import Product, Total
 from sbnet.engine.eager_nhwc import BASE, base_of
 from sbnet.engine.eager_norms import Norm2d
@@ -230,6 +231,11 @@ class OpenMaps:
             known.readers = Readers(x.grad_fn, known.plane)
         return known.readers, known.readers.join(node)
 
+    def _reads(self, x: Tensor, out: Tensor) -> Tensor:
+        if out.grad_fn is not None:
+            out.grad_fn.read = self._read(x, out.grad_fn)
+        return out
+
     def _plane(self, size: Any) -> Plane:
         key = int(size[0]), int(size[1])
         if key not in self._rings:
@@ -351,7 +357,7 @@ class OpenMaps:
         numbers = [[*to_pair(v, "masked: window")] for v in window]
         planes = self._plane(size), self._plane(x.shape[2:])
         self.clear(x, planes[0], numbers)
-        return self._mode.kept(Pool.apply(x, *planes, maximum, *numbers, counted, divisor))
+        return self._mode.kept(self._reads(x, Pool.apply(x, *planes, maximum, *numbers, counted, divisor)))
 
     def resize(self, x: Tensor, size: list[int], how: How) -> Tensor:
         plane, x_plane = self._plane(size), self._plane(x.shape[2:])
@@ -365,7 +371,7 @@ class OpenMaps:
                 mode, corners, *ratios = how
                 sides = (int(x.shape[2]), int(x.shape[3])), (size[0], size[1])
                 self.clear(x, plane, Window.resize(*sides, mode, corners, tuple(ratios)), size)
-        out = Resize.apply(x, plane, x_plane, size, how, 0 if known is None else known.wants_ring)
+        out = self._reads(x, Resize.apply(x, plane, x_plane, size, how, 0 if known is None else known.wants_ring))
         return self._add(out, _Open(plane, None, ring=1))
 
     def product(self, x: Tensor, other: Any, name: str) -> Tensor:
@@ -383,9 +389,13 @@ class OpenMaps:
         """Channels of maps."""
         for t in tensors:
             self.settle(t)
-        known = [self.of(t) for t in tensors]
-        out = torch.cat(tensors, 1)
-        open_ones = [k for k in known if k is not None]
+        open_ones = [k for k in map(self.of, tensors) if k is not None]
         if not open_ones:
-            return self._mode.kept(out)
-        return self._add(out, _Open(open_ones[0].plane, None, ring=min(k.ring for k in open_ones)))
+            return self._mode.kept(torch.cat(tensors, 1))
+        plane, ring = open_ones[0].plane, min(k.ring for k in open_ones)
+        if not joins(tensors):
+            return self._add(torch.cat(tensors, 1), _Open(plane, None, ring=ring))
+        out = Cat.apply(plane, *tensors)
+        if out.grad_fn is not None:
+            out.grad_fn.reads = [self._read(t, out.grad_fn) for t in tensors]
+        return self._add(out, _Open(plane, None, ring=1))

@@ -40,6 +40,7 @@ class Resize(torch.autograd.Function):
         out = like(x, (*x.shape[:2], *size))
         _ops.sparse_resize2d_(x, indices, count, grid, *how, out, *plane.edge(1))
         ctx.of, ctx.shape = (plane, x_plane, how, ring), x.shape
+        ctx.joined, ctx.read = False, None  # Readers of x, and which of them this is
         ctx.form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
         return out
 
@@ -48,9 +49,10 @@ class Resize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         plane, x_plane, how, ring = ctx.of
         (_, _, block_map, grid), (indices, count, _, x_grid) = plane.lists(), x_plane.lists()
+        taken = None if ctx.read is None else ctx.read[0].take(ctx.read[1])
         found = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.form)
         _ops.sparse_resize2d_grad_(
             grad, block_map, grid, *how, indices, count, x_grid, found, *x_plane.edge(ring)
         )  # fmt: skip
         note_clean(found, ring)
-        return found, *[None] * 5
+        return found if ctx.read is None else ctx.read[0].give(found, taken), *[None] * 5
