@@ -232,8 +232,8 @@ class OpenMaps:
         return known.readers, known.readers.join(node)
 
     def _reads(self, x: Tensor, out: Tensor) -> Tensor:
-        if out.grad_fn is not None:
-            out.grad_fn.read = self._read(x, out.grad_fn)
+        if (node := out.grad_fn) is not None:
+            node.read = self._read(x, node)  # type: ignore[attr-defined]
         return out
 
     def _plane(self, size: Any) -> Plane:
@@ -368,9 +368,8 @@ class OpenMaps:
                 self._widen(known.plane, x.shape[2:], ring)
             self.settle(x, ring)
             if reach is None or known.ring < reach:
-                mode, corners, *ratios = how
                 sides = (int(x.shape[2]), int(x.shape[3])), (size[0], size[1])
-                self.clear(x, plane, Window.resize(*sides, mode, corners, tuple(ratios)), size)
+                self.clear(x, plane, Window.resize(*sides, how[0], how[1], how[2:]), size)
         out = self._reads(x, Resize.apply(x, plane, x_plane, size, how, 0 if known is None else known.wants_ring))
         return self._add(out, _Open(plane, None, ring=1))
 
@@ -396,6 +395,6 @@ class OpenMaps:
         if not joins(tensors):
             return self._add(torch.cat(tensors, 1), _Open(plane, None, ring=ring))
         out = Cat.apply(plane, *tensors)
-        if out.grad_fn is not None:
-            out.grad_fn.reads = [self._read(t, out.grad_fn) for t in tensors]
+        if (node := out.grad_fn) is not None:
+            node.reads = [self._read(t, node) for t in tensors]
         return self._add(out, _Open(plane, None, ring=1))
