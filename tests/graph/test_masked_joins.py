@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from graph.test_masked_open import BLOCK, data, gradients, layers
+from graph.test_masked_open import BLOCK, data, layers
 
 import sbnet
-from sbnet.benchmarks.harness.dense_masked import DenseMasked
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise
+from graph.test_masked_open import BLOCK, data, layers
+from graph.test_masked_resizes import check
 
 
 def first(n, x):
@@ -35,34 +35,26 @@ def hooked(n, x):
     return n["next"](torch.cat([a, n["one"](a)], 1)[:, 4:12])
 
 
-def odd(n, x):
-    """No words of channels."""
-    a = first(n, x)
-    return n["next"](torch.cat([a[:, :3], n["one"](a)[:, 3:]], 1))
+def halves(n, x, channels):
+    """Two open maps, which a window reads next."""
+    a, weight = first(n, x), n["next"].weight
+    parts = [F.relu(F.conv2d(a, w, padding=1)) for w in (weight[:channels], weight[channels:])]
+    return n["next"](torch.cat(parts, 1))
 
 
-NETWORKS = {"shared": shared, "counted": counted, "hooked": hooked, "odd": odd}
+NETWORKS = {
+    "shared": shared,
+    "counted": counted,
+    "hooked": hooked,
+    "words": lambda n, x: halves(n, x, 4),
+    "no words": lambda n, x: halves(n, x, 3),
+}
 
 
 @pytest.mark.parametrize("poisoned", [False, True], ids=["", "poisoned"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_loss_and_gradients(device, name, poisoned, monkeypatch):
-    x, mask = data(device)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of masked convolutions, too
-
-    def run(mode, dtype):
-        return gradients(NETWORKS[name], layers(device), x, mode, dtype)
-
-    torch.use_deterministic_algorithms(poisoned, warn_only=True)
-    try:
-        got, again = (run(sbnet.masked(mask, BLOCK), torch.float32) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for a, b in zip(got, again, strict=True):
-        assert_bitwise(a, b)
-    theirs, exact = (run(DenseMasked(mask, BLOCK), dtype) for dtype in (torch.float32, torch.float64))
-    for k, parts in enumerate(zip(got, theirs, exact, strict=True)):
-        assert_as_accurate_as_torch(*parts, f"{name}: {k}")
+def test_loss_and_gradients(device, name, poisoned):
+    check(NETWORKS[name], device, poisoned)
 
 
 def test_autograd_adds_no_planes(device):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from graph.test_masked_open import BLOCK, SIZE, data, gradients, layers
+from graph.test_masked_open import BLOCK, SIZE, layers
 
 import sbnet
 from sbnet.benchmarks.harness.dense_masked import DenseMasked
@@ -22,30 +22,50 @@ RESIZES = {
 
 def resized(n, x, how):
     """Of layers that are pending, made and joined, with other readers; with layers that want zeros around gradients."""
-    a = n["norm"](n["one"](F.relu(n["conv"](x))))
-    b = F.relu(n["next"](a))
-    y = torch.cat([F.interpolate(F.relu(a), **how)[:, :4], F.interpolate(b, **how)[:, 4:]], 1)
-    return torch.cat([F.relu(n["next"](y)), n["other"](n["one"](F.interpolate(n["next"](b), **how)))], 1)
+    a = F.relu(n["conv"](x))
+    b = F.relu(n["norm"](n["one"](a)))
+    y = torch.cat([F.interpolate(b, **how)[:, :4], F.interpolate(n["next"](a), **how)[:, 4:]], 1)
+    return torch.cat([F.relu(n["next"](y)), n["one"](F.interpolate(n["next"](a + b), **how))], 1)
+
+
+def results(of, device, mode, dtype, draws=4):
+    """Of some masks together, as few pixels are active in each: the output and all gradients of a loss that does not
+    weigh one image against another."""
+    found = []
+    for draw in range(draws):
+        torch.manual_seed(draw)
+        x, mask = torch.randn(2, 3, *SIZE).to(device, dtype), (torch.rand(2, *SIZE) < 0.01).to(device)
+        net = layers(device).to(dtype)
+        with mode(mask):
+            y = of(net, x)
+        (y * torch.linspace(0.5, 1.5, y.numel(), dtype=dtype, device=device).view(y.shape)).sum().backward()
+        found.append([y.detach(), *(p.grad for p in net.parameters() if p.grad is not None)])
+    return [torch.stack(parts) for parts in zip(*found, strict=True)]
+
+
+def check(of, device, poisoned, capacity=None):
+    """Poisoned: memory that was not written holds NaN."""
+
+    def masked(mask):
+        return sbnet.masked(mask, BLOCK, capacity=capacity)
+
+    tf32 = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False  # of masked convolutions, too
+    torch.use_deterministic_algorithms(poisoned, warn_only=True)
+    try:
+        got, again = (results(of, device, masked, torch.float32) for _ in range(2))
+        torch.use_deterministic_algorithms(False)
+        dense = (results(of, device, lambda m: DenseMasked(m, BLOCK), d) for d in (torch.float32, torch.float64))
+        for k, (mine, same, theirs, exact) in enumerate(zip(got, again, *dense, strict=True)):
+            assert_bitwise(mine, same)
+            assert_as_accurate_as_torch(mine, theirs, exact, str(k))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.allow_tf32 = tf32
 
 
 @pytest.mark.parametrize("capacity", [None, 1.0], ids=["", "stacks"])
 @pytest.mark.parametrize("poisoned", [False, True], ids=["", "poisoned"])
 @pytest.mark.parametrize("name", RESIZES)
-def test_loss_and_gradients(device, name, poisoned, capacity, monkeypatch):
-    """Poisoned: memory that was not written holds NaN."""
-    x, mask = data(device)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of masked convolutions, too
-
-    def run(mode, dtype):
-        return gradients(lambda n, x: resized(n, x, RESIZES[name]), layers(device), x, mode, dtype)
-
-    torch.use_deterministic_algorithms(poisoned, warn_only=True)
-    try:
-        got, again = (run(sbnet.masked(mask, BLOCK, capacity=capacity), torch.float32) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for a, b in zip(got, again, strict=True):
-        assert_bitwise(a, b)
-    theirs, exact = (run(DenseMasked(mask, BLOCK), dtype) for dtype in (torch.float32, torch.float64))
-    for k, parts in enumerate(zip(got, theirs, exact, strict=True)):
-        assert_as_accurate_as_torch(*parts, f"{name}: {k}")
+def test_loss_and_gradients(device, name, poisoned, capacity):
+    check(lambda n, x: resized(n, x, RESIZES[name]), device, poisoned, capacity)
