@@ -4,10 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graph.test_masked_open import BLOCK, data, layers
+from graph.test_masked_resizes import check
 
 import sbnet
-from graph.test_masked_open import BLOCK, data, layers
-from graph.test_masked_resizes import check
 
 
 def first(n, x):
