@@ -173,7 +173,7 @@ def _rearranged_by_hand(b: Builder, call: Call) -> Value | None:
     n, c, h, w = source.shape
     if form == SHUFFLE:
         return _rearranged_to(b, call, source, source.shape, groups=lengths["C0"])
-    if form in (UNSHUFFLE, UNSHUFFLE_PIXELS_FIRST) and lengths["H1"] == lengths["W1"]:
+    if form in (UNSHUFFLE, UNSHUFFLE_PIXELS_FIRST):
         down, groups = lengths["H1"], 1 if form == UNSHUFFLE else c
         return _rearranged_to(b, call, source, (n, c * down**2, h // down, w // down), down=down, groups=groups)
     return None
