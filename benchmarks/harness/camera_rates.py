@@ -76,7 +76,7 @@ def detector(source: Any, device: str) -> Network:
     shift = float(torch.logit(torch.tensor(LEAST)) - best.topk(BOXES).values[-1])
     landing = network.landing
     assert landing is not None
-    return replace(network, landing=lambda output: landing(boxes_of(output, size, shift)))
+    return replace(network, landing=lambda output, frame: landing(boxes_of(output, size, shift), frame))
 
 
 def masked(given: argparse.Namespace, network: Network) -> tuple[float, dict[str, Any]]:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import label
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.masks.base import Mask
+from sbnet.ops.frames.components import connected_components
 
 Rectangle = tuple[int, int, int, int]  # x0, y0, x1, y1
 
@@ -40,12 +40,10 @@ class Slices:
         """The slices of a mask [H,W] bool, from the top down: each set pixel lies in one of them."""
         height, width = mask.shape
         blocks = F.max_pool2d(mask[None].float(), self.block, ceil_mode=True)[0].cpu() > 0
-        labels = label(blocks)
+        boxes, _, _, count = connected_components(blocks[None].float(), 0.5, capacity=max(1, blocks.numel()))
         found = []
-        for index in range(1, int(labels.max()) + 1 if labels.numel() else 1):
-            rows, columns = torch.nonzero(labels == index, as_tuple=True)
-            x = self._span(int(columns.min()), int(columns.max()) + 1, width)
-            y = self._span(int(rows.min()), int(rows.max()) + 1, height)
+        for left, top, right, bottom in boxes[0, : int(count)].tolist():
+            x, y = self._span(left, right, width), self._span(top, bottom, height)
             found.append((x[0], y[0], x[1], y[1]))
         return sorted(
             (part for whole in _joined(found) for part in self._parts(whole, mask)), key=lambda r: (r[1], r[0])

@@ -21,8 +21,7 @@ from sbnet.active import BlockGrid
 from sbnet.apps.pipeline.frames import Frame, PipelineError, mask_of
 from sbnet.apps.pipeline.sources import open_source
 from sbnet.apps.terminal import errors
-from sbnet.masks import Tracks, open_mask
-from sbnet.masks.base import Mask
+from sbnet.masks import open_mask
 from sbnet.masks.grow import grow
 from sbnet.ops import reduce_mask
 
@@ -166,7 +165,7 @@ def measure(
         chosen = open_mask(mask)
     except (ValueError, TypeError, OSError) as error:
         raise PipelineError(str(error).removeprefix("sbnet: ")) from None
-    if _wants_boxes(chosen):
+    if chosen.reads_boxes:
         raise PipelineError(f"mask {mask}: follows what a network finds, and none is run: see `sbnet run`")
     place = torch.device(device)
     opened = open_source(source, size)
@@ -206,7 +205,3 @@ def followed(frames: Iterable[Frame], expected: int) -> Iterable[Frame]:
 
 def _median(seconds: list[float]) -> float:
     return 1e3 * float(np.median(seconds)) if seconds else 0.0
-
-
-def _wants_boxes(mask: Mask) -> bool:
-    return isinstance(mask, Tracks) or any(map(_wants_boxes, mask.parts))

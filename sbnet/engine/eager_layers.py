@@ -206,6 +206,7 @@ def add(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
         if found is not None:
             return found
         maps.settle(input)
+        maps.settle(other)
     return mode.kept(_Sum.apply(input, other, mode.active(input.shape[2:])))
 
 
@@ -228,9 +229,12 @@ def add_(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
         return None
     if whole(mode, input.shape[2:]):
         return densely(mode, T.add_, input, other)
-    found = None if (maps := open_of(mode)) is None else maps.add(input, other, True)
-    if found is not None:
-        return found
+    if (maps := open_of(mode)) is not None:
+        found = maps.add(input, other, True)
+        if found is not None:
+            return found
+        maps.settle(input)
+        maps.settle(other)
     return mode.kept(_SumInPlace.apply(input, other, mode.active(input.shape[2:])))
 
 

@@ -164,6 +164,8 @@ def _rearranged_by_hand(b: Builder, call: Call) -> Value | None:
         return None
     while source.view_of is None and source.producer is not None and source.producer.moves and not source.constant:
         source = source.producer.args[0]
+    if source.given:  # views of the input, which is not masked, are not masked either
+        return None
     if plain(source) is None or any(
         product(n for name, n in parts if name[0] == letter) != length
         for letter, length in zip("NCHW", source.shape, strict=True)

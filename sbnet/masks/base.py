@@ -38,6 +38,11 @@ class Mask:
         return any(part.reads_vectors for part in self.parts)
 
     @property
+    def reads_boxes(self) -> bool:
+        """Does it read what was found in the frame before (`learn`, `follow`)?"""
+        return any(part.reads_boxes for part in self.parts)
+
+    @property
     def surveys(self) -> bool:
         """Does it take anything from a whole picture (`survey`)?"""
         return any(part.surveys for part in self.parts)
@@ -68,6 +73,17 @@ class Mask:
         """What was found in the frame of the last call: dicts, a box under "box": x0, y0, x1, y1 in pixels."""
         for part in self.parts:
             part.learn(records)
+
+    def expect_boxes(self, told: bool) -> None:
+        """Will `follow` take the place of `learn`? A CUDA graph may hold the calls then."""
+        for part in self.parts:
+            part.expect_boxes(told)
+
+    def follow(self, boxes: Tensor, counts: Tensor) -> None:
+        """What was found in the frame of the last call, on its device: boxes [K,4], as of `learn`, and which of them
+        count, [K] bool, the best first."""
+        for part in self.parts:
+            part.follow(boxes, counts)
 
     def expect(self, told: bool) -> None:
         """Will `computed` follow each call? Then what it says was computed counts, not what the mask itself found."""

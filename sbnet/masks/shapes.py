@@ -71,7 +71,8 @@ def fill_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     x0, y0, x1, y1 = boxes.float().unbind(1)
     across = (x[None] + 1 > x0[:, None]) & (x[None] < x1[:, None])
     down = (y[None] + 1 > y0[:, None]) & (y[None] < y1[:, None])
-    return (down.float().t() @ across.float()) > 0
+    dtype = torch.float16 if boxes.is_cuda else torch.float32  # of how many boxes touch a pixel: 0, or not
+    return (down.to(dtype).t() @ across.to(dtype)) > 0
 
 
 class Polygons(Mask):
@@ -191,27 +192,71 @@ class Tracks(Boxes):
         refresh: frames from one whole frame to the next.
     """
 
+    MOST = 512  # boxes of a frame that are followed on a device; after a frame of more, all is set
+
     def __init__(self, margin: float = 0.25, refresh: int = 30) -> None:
         super().__init__()
         if margin < 0 or refresh < 1:
             raise ValueError(f"sbnet: Tracks: expected margin >= 0 and refresh >= 1, got {margin} and {refresh}")
         self.margin, self.refresh = margin, refresh
         self._count = 0
+        self._told = False
+        # On the device: boxes with their margin [MOST,4], frames so far, and whether there were more boxes.
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def captured(self) -> bool:
+        return self._told
+
+    @property
+    def reads_boxes(self) -> bool:
+        return True
 
     def reset(self) -> None:
         self.boxes, self._count = (), 0
+        for state in self._kept or ():
+            state.zero_()
+
+    def expect_boxes(self, told: bool) -> None:
+        self._told = told
+
+    def follow(self, boxes: Tensor, counts: Tensor) -> None:
+        if self._kept is None:
+            return
+        held, _, more = self._kept
+        grown = self._grown(boxes[: self.MOST].double().mul(10).round().div(10))  # as records have them
+        held[: len(grown)] = torch.where(counts[: self.MOST, None], grown, 0).float()
+        more.copy_(counts[self.MOST :].any())
 
     def learn(self, records: Sequence[dict[str, Any]]) -> None:
-        found = []
-        for record in records:
-            if "box" in record:
-                x0, y0, x1, y1 = record["box"]
-                dx, dy = self.margin * (x1 - x0), self.margin * (y1 - y0)
-                found.append((x0 - dx, y0 - dy, x1 + dx, y1 + dy))
-        self.boxes = found
+        found = [record["box"] for record in records if "box" in record]
+        self.boxes = self._grown(torch.tensor(found, dtype=torch.float64).reshape(len(found), 4)).float()
+        if self._kept is not None:
+            held, _, more = self._kept
+            held.zero_()[: len(self.boxes)] = self.boxes[: self.MOST].to(held.device)
+            more.fill_(len(self.boxes) > self.MOST)
+
+    def _grown(self, boxes: Tensor) -> Tensor:
+        low, high = boxes[:, :2], boxes[:, 2:]
+        border = self.margin * (high - low)
+        return torch.cat([low - border, high + border], 1)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._told:
+            return self._followed(x)
         self._count += 1
         if (self._count - 1) % self.refresh == 0:
             return torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
         return super().__call__(x)
+
+    def _followed(self, x: Tensor) -> Tensor:
+        """The same of what is on the device."""
+        if self._kept is None or self._kept[0].device != x.device:
+            self._kept = (
+                torch.zeros(self.MOST, 4, device=x.device), torch.zeros((), dtype=torch.int64, device=x.device),
+                torch.zeros((), dtype=torch.bool, device=x.device),
+            )  # fmt: skip
+        held, count, more = self._kept
+        whole = (count % self.refresh == 0) | more
+        count.add_(1)
+        return (fill_boxes(held, (int(x.shape[2]), int(x.shape[3]))) | whole).expand(x.shape[0], -1, -1)

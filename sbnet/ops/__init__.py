@@ -3,6 +3,7 @@
 from sbnet.ops.attention.attention import block_attention
 from sbnet.ops.attention.layout import AttentionLayout
 from sbnet.ops.attention.window_attention import window_attention_ as _window_attention_  # noqa: F401 (registers it)
+from sbnet.ops.frames.components import connected_components as _connected_components  # noqa: F401 (registers it)
 from sbnet.ops.frames.yuv_to_rgb import yuv_to_rgb_ as _yuv_to_rgb_  # noqa: F401 (registers it)
 from sbnet.ops.lists.fringe import fringe
 from sbnet.ops.lists.motion_mask import motion_mask, motion_mask_

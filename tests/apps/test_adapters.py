@@ -12,6 +12,7 @@ import sbnet
 from sbnet import adapters, masks
 from sbnet.adapters.slices import Slices
 from sbnet.benchmarks.harness.nets import torchvision
+from sbnet.ops.frames.components import connected_components
 
 
 def test_adapters_are_short():
@@ -27,14 +28,9 @@ def picture(height: int = 200, width: int = 300) -> np.ndarray:
 
 def squares(crop: np.ndarray) -> list[tuple[int, int, int, int]]:
     """A detector: boxes of what is brighter than the floor."""
-    from sbnet.apps.pipeline.boxes import label
-
-    labels = label(torch.from_numpy(crop.max(2) > 128))
-    found = []
-    for k in range(1, int(labels.max()) + 1):
-        rows, columns = np.nonzero(labels.numpy() == k)
-        found.append((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
-    return [tuple(int(v) for v in box) for box in found]
+    bright = torch.from_numpy(crop.max(2) > 128)[None].float()
+    boxes, _, _, count = connected_components(bright, 0.5)
+    return [tuple(box) for box in boxes[0, : int(count)].tolist()]
 
 
 @pytest.mark.parametrize("seed", range(4))

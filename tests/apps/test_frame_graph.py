@@ -15,7 +15,7 @@ from sbnet.apps.pipeline.compute import Compute, Settings
 from sbnet.apps.pipeline.stages import Behind
 from sbnet.benchmarks.harness import frame_times
 from sbnet.engine import capture
-from sbnet.masks import Boxes, Changed, MotionMask
+from sbnet.masks import Boxes, Changed, MotionMask, Tracks
 
 SIZE = (40, 56)
 MASKS = {
@@ -172,7 +172,7 @@ def same_records(got, want, **tolerance):
     assert len({record["sum"] for _, _, (record,) in got}) > 1  # frames differ
 
 
-LANDING = {"prepare": lambda x: 2 * x, "finish": boxes, "landing": lambda output: output[:2]}
+LANDING = {"prepare": lambda x: 2 * x, "finish": boxes, "landing": lambda output, size: output[:2]}
 
 
 @pytest.mark.parametrize("mode", ["masked", "exact", "cached", "dense"])
@@ -181,6 +181,40 @@ def test_what_lands_is_finished_on_the_host(mode):
     same_records(got, want, rel=1e-6)
     assert one.errors.count == two.errors.count
     assert one.dense_ms.count == two.dense_ms.count
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mode", ["masked", "cached"])
+def test_a_mask_that_follows_boxes_reads_them_where_they_are(mode, device):
+    """A box around what is brightest: the blocks of a graph are those of a mask that learns from records."""
+
+    def landing(output, size):
+        at = output[0, 0].flatten().argmax()
+        x, y = (at % size[1]).float(), (at // size[1]).float()
+        return torch.stack([x - 6.04, y - 5.04, x + 6.04, y + 5.04])
+
+    found = []
+    for graphed in (True, False):
+        mask = Tracks(0.5, 4)
+        settings = Settings(mode, 4, 0, torch.device(device), torch.float32, 0)
+        first = Network(nn.Conv2d(3, 1, 1).eval(), "net", landing=landing, finish=lambda box, frame: (
+            None, [{"box": [round(v, 1) for v in box.tolist()]}]
+        ), located=lambda box, size: (box[None], torch.ones(1, dtype=torch.bool, device=box.device)))  # fmt: skip
+        with torch.no_grad():
+            first.model.weight.fill_(1.0)
+        run = Compute(first, mask, settings, Summary("", mode))
+        run._graphed = graphed
+        mask.expect_boxes(graphed)
+        seen = []
+        for frame in frames(9):
+            result = run(frame, frame.raw().pin_memory() if device == "cuda" else frame.raw())
+            result.land()
+            seen.append((result.records, result.active.tobytes()))
+        assert bool(run._graph) == graphed
+        found.append(seen)
+    assert [records for records, _ in found[0]] == [records for records, _ in found[1]]
+    assert found[0][mode == "cached" :] == found[1][mode == "cached" :]
+    assert len({active for _, active in found[0]}) > 3
 
 
 def test_a_stage_between_the_device_and_the_writer():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from functools import partial
 
@@ -14,7 +15,7 @@ from torch import nn
 from sbnet import masks
 from sbnet.apps.pipeline import Cameras, Frame, Network, Pipeline, tick_graph
 from sbnet.apps.pipeline.batch import Batch
-from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, faces_among, uncovered
+from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, faces_among, located_faces, text_areas, uncovered
 from sbnet.apps.pipeline.decode import _apart, _corners, _detr, _rtdetr, _vector, _yolo, decoded
 from sbnet.apps.pipeline.networks import one_of
 from sbnet.apps.pipeline.tick_graph import of_each, row_of
@@ -52,6 +53,8 @@ def device(request, monkeypatch):
 
         def init(self, *given) -> None:
             made(self, *given)
+            for mask in self.masks:
+                mask.expect_boxes(self.network.located is not None)
             self._together = all(mask.captured for mask in self.masks)
 
         def graph(run, device):
@@ -156,6 +159,26 @@ def test_records_of_each_camera_are_its_own(device):
         assert boxes == wanted
 
 
+@pytest.mark.parametrize("mask", [masks.Tracks(refresh=3), masks.MotionMask() | masks.Tracks(0.5, 4)])
+@pytest.mark.parametrize("mode", ["masked", "cached"])
+def test_masks_that_follow_boxes_do_not_wait_for_records(mask, mode, device):
+    """Blocks and records of each camera are those of its film alone, whose mask learns from records."""
+    sources = [frames(8, 8, 8), frames(8, 16, 4), [np.zeros((*SIZE, 3), np.uint8)] * 8]
+    found: list = [[] for _ in sources]
+    network = decoded(Network(Bright().eval(), "bright"), "yolo:0.5")
+    network.margin, network.multiple = 0, 8
+    order = {"compare": 0, "dtype": torch.float32, "mode": mode, "block": 1}
+    Cameras(sources, mask, network, lambda k, r: found[k].append(r), device=device, patience=5.0, **order).run()
+    assert Replayed.count == (7 if mode == "cached" else 8)
+    for source, results in zip(sources, found, strict=True):
+        alone: list = []
+        Pipeline(source, copy.deepcopy(mask), network, alone.append, device="cpu", **order).run()
+        assert [r.records for r in results] == [r.records for r in alone]
+        for got, wanted in list(zip(results, alone, strict=True))[mode == "cached" :]:
+            assert np.array_equal(got.active, wanted.active)
+    assert len({result.active.tobytes() for result in found[1]}) > 3
+
+
 def _settled(decode):
     """What a decoder gives on a GPU: candidates, and which of them stay."""
 
@@ -172,6 +195,14 @@ def _faces(output):
     return rows, *uncovered(_face_boxes(rows), rows[0] > 0.3, 0.3)
 
 
+def _classes(output):
+    return _vector(output, (1, 1))
+
+
+def _lines(output):
+    return text_areas(output, (30, 37), 0.6, 4)
+
+
 @pytest.mark.parametrize(
     ("landing", "shapes"),
     [
@@ -180,14 +211,15 @@ def _faces(output):
         (_settled(_yolo), [(50, 6)]),
         (_rtdetr, [(40, 5), (40, 4)]),
         (_detr, [(40, 5), (40, 4)]),
-        (_vector, [(10,)]),
+        (_classes, [(10,)]),
+        (_lines, [(1, 32, 40)]),
         (_faces, [(1, 12, 16), (2, 12, 16), (2, 12, 16)]),
     ],
 )
 def test_decoders_of_all_cameras_at_once_give_what_each_gives(landing, shapes, device):
     torch.manual_seed(0)
     output = [torch.rand(3, *shape, device=device) for shape in shapes]
-    if landing in (_vector,):
+    if landing in (_classes, _lines):
         (output,) = output
     stacked = of_each(landing, output, 3)
     for k in range(3):
@@ -205,7 +237,7 @@ def test_records_of_all_cameras_at_once_are_those_of_each(kind, settled):
     torch.manual_seed(0)
     given = [Frame(k, np.zeros((256 - 8 * k, 320 - 16 * k, 3), np.uint8)) for k in range(4)]
     if kind == "faces":
-        network = Network(None, finish_all=partial(faces_of, 0.3))
+        network = Network(None, finish_all=partial(faces_of, 0.3), located=partial(located_faces, least=0.3))
         maps = torch.rand(4, 1, 64, 80), torch.rand(4, 2, 64, 80) * 3, torch.rand(4, 2, 64, 80)
         maps[0][0] = 0
         maps[0][1] *= 0.31
@@ -232,6 +264,13 @@ def test_records_of_all_cameras_at_once_are_those_of_each(kind, settled):
         (alone,) = network.concluded_all((landed[k][None], None, None), [frame])
         assert records == alone[1] == one_of(network.finish_all)((landed[k], None, None), frame)[1]
     assert [bool(records) for _, records in together] == [False, True, True, True]
+    for k, (frame, (_, records)) in enumerate(zip(given, together, strict=True)):
+        own = [None if v is None else v[k] for v in stacked]
+        boxes, counts = network.located(own, frame.size)
+        boxes, counts = (boxes[counts].double() * 10).round() / 10, int(counts.sum())
+        assert len(records) <= counts  # where the host settles overlaps, all that it may leave count
+        assert counts == len(records) or not settled or not certain[k]
+        assert all(np.abs(boxes - torch.tensor(r["box"])).amax(1).amin() < 0.11 for r in records)
 
 
 def faces_of(least, found, frames):
@@ -248,7 +287,7 @@ def test_a_decoder_that_cannot_see_all_cameras_at_once_sees_one_after_the_other(
             return y.amax((2, 3))
 
     sources, found = [frames(4), frames(4, 16)], [[], []]
-    network = Network(edges(), "edges", landing=lambda y: Plain.apply(y), finish=finish)
+    network = Network(edges(), "edges", landing=lambda y, size: Plain.apply(y), finish=finish)
     Cameras(sources, "motion", network, lambda k, r: found[k].append(r.records), compare=0, device=device,
             dtype=torch.float32, patience=5.0).run()  # fmt: skip
     assert Replayed.count == 4

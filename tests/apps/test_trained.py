@@ -7,8 +7,11 @@ import torch.nn.functional as F
 
 import sbnet
 from sbnet.apps.pipeline import Pipeline, PipelineError, open_network
-from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw, label
+from sbnet.apps.pipeline import trained as trained_module
+from sbnet.apps.pipeline.boxes import MOST, boxes_of_faces, boxes_of_text, draw, lines_among, text_areas
 from sbnet.apps.pipeline.dense_side import _of_any_size
+from sbnet.apps.pipeline.frames import Frame
+from sbnet.apps.pipeline.tick_graph import of_each
 from sbnet.models import FPN, SRVGG, BirdsEyeDetector, UNet, UpConv7, centerface, read_ncnn, srvgg, upconv7
 
 
@@ -107,37 +110,60 @@ def test_networks_are_exact_where_the_mask_is(net, channels):
         torch.testing.assert_close(got[inside], wanted[inside], atol=1e-4, rtol=1e-4)
 
 
-def test_areas_that_touch_have_one_label():
-    torch.manual_seed(0)
-    for density in (0.0, 0.2, 0.5, 1.0):
-        mask = torch.rand(13, 17) < density
-        names = torch.arange(1, mask.numel() + 1).view(1, 1, *mask.shape).float() * mask
-        for _ in range(mask.numel()):
-            names = F.max_pool2d(names, 3, 1, 1) * mask
-        found = label(mask)
-        assert torch.equal(found > 0, mask)
-        pairs = {(int(a), int(b)) for a, b in zip(names.flatten(), found.flatten(), strict=True)}
-        assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+def lines_by_hand(scores: torch.Tensor, size: tuple[int, int], least: float, area: int) -> list[dict]:
+    """Of scores [1,1,H,W]: areas by flooding, the rest in Python's numbers."""
+    found = scores[0, 0, : size[0], : size[1]].double()
+    mask = found > torch.tensor(least, dtype=torch.float32)
+    names = torch.arange(1.0, mask.numel() + 1).view(1, 1, *mask.shape) * mask
+    while not torch.equal(wider := F.max_pool2d(names, 3, 1, 1) * mask, names):
+        names = wider
+    lines = []
+    for name in names.unique().tolist():
+        rows, columns = (names[0, 0] == name).nonzero(as_tuple=True)
+        if not name or len(rows) < area:
+            continue
+        y0, x0, y1, x1 = (int(v) for v in (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1))
+        wider = (y1 - y0) * (x1 - x0) * 1.6 / (2 * (y1 - y0 + x1 - x0))
+        box = max(0, x0 - wider), max(0, y0 - wider), min(size[1], x1 + wider), min(size[0], y1 + wider)
+        score = float(found[rows, columns].sum() / len(rows))
+        lines.append({"box": [round(float(v), 1) for v in box], "score": round(score, 4)})
+    return sorted(lines, key=lambda line: (line["box"][1], line["box"][0]))
 
 
-def test_text_has_the_boxes_and_means_of_its_areas():
-    torch.manual_seed(1)
-    scores = torch.rand(1, 1, 70, 60) ** 3
-    size, least, area = (64, 50), 0.35, 6
-    found = scores[0, 0, :64, :50]
-    labels, wanted = label(found > least), {}
-    for k in range(1, int(labels.max()) + 1):
-        rows, columns = (labels == k).nonzero(as_tuple=True)
-        if len(rows) >= area:
-            y0, x0, y1, x1 = (int(v) for v in (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1))
-            wider = (y1 - y0) * (x1 - x0) * 1.6 / (2 * (y1 - y0 + x1 - x0))
-            box = max(0, x0 - wider), max(0, y0 - wider), min(50, x1 + wider), min(64, y1 + wider)
-            wanted[tuple(round(v, 1) for v in box)] = float(found[rows, columns].mean())
-    records = boxes_of_text(scores, size, least, area)
-    assert {tuple(r["box"]) for r in records} == set(wanted)
-    assert len(records) == len(wanted) > 8
-    assert all(abs(r["score"] - wanted[tuple(r["box"])]) < 1e-4 for r in records)
-    assert boxes_of_text(scores * 0, size, least) == []
+def place(line: dict) -> tuple:
+    return line["box"][1], line["box"][0], line["box"], line["score"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_of_text_are_those_by_hand(seed, device):
+    """Maps of random areas in a border that makes sides multiples: the numbers of each, and none of the border's; of
+    several pages at once."""
+    torch.manual_seed(seed)
+    size, area = (61, 50), 6
+    coarse = F.interpolate(torch.rand(3, 1, 16, 16), size=(64, 64), mode="bilinear")
+    scores = torch.where(torch.rand(3, 1, 64, 64) < 0.9, coarse, torch.rand(3, 1, 64, 64)).to(device)
+    landed = of_each(lambda one: text_areas(one, size, 0.6, area), scores, 3)
+    found = lines_among([v.cpu() for v in landed], [size] * 3)
+    for k, lines in enumerate(found):
+        wanted = lines_by_hand(scores[k : k + 1].cpu(), size, 0.6, area)
+        assert len(lines) > 3
+        assert sorted(lines, key=place) == sorted(wanted, key=place)
+        assert [line["box"][1] for line in lines] == [line["box"][1] for line in wanted]
+        assert boxes_of_text(scores[k : k + 1], size, 0.6, area) == lines
+
+
+def test_pages_of_too_many_lines_say_so(monkeypatch):
+    """Those that begin further down are left out, and the run's notes tell it."""
+    monkeypatch.setattr(trained_module, "package_file", lambda *_: "none.onnx")
+    network = open_network("text:0.5")
+    squares = (torch.arange(1000) % 10 < 4).float()  # 100 in a row of them
+    scores = (squares[:, None] * squares)[None, None, :420]
+    for height, told in ((400, False), (420, True)):
+        _, records = network.finished(scores, Frame(0, np.zeros((height, 1000, 3), np.uint8)))
+        assert len(records) == min(10 * height, MOST)
+        assert bool(network.notes) == told
+    assert "more than 4096 areas of text" in network.notes[0]
+    assert max(record["box"][1] for record in records) == 400 - 1.6
 
 
 def test_boxes_of_text_and_faces():

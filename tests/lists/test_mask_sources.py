@@ -143,6 +143,37 @@ def test_boxes_and_detections():
     assert torch.equal(masks.Boxes(found)(picture()), wanted)
 
 
+def test_tracks_on_a_device_are_those_of_records(device):
+    """Boxes that stay there, and records in between; beyond the frame, of no size, none, and more than are kept."""
+    torch.manual_seed(0)
+    one, other = masks.Tracks(0.3, 4), masks.Tracks(0.3, 4) | masks.Tracks(0.3, 4)
+    assert not one.captured
+    other.expect_boxes(True)
+    assert other.captured
+    assert other.reads_boxes
+    x, kept = torch.zeros(1, 3, 40, 70, device=device), masks.Tracks.MOST
+    for _ in range(2):
+        for step in range(14):
+            got = other(x)
+            wanted = one(x)
+            assert torch.equal(got, wanted if step != 10 else torch.ones_like(wanted)), step
+            assert wanted.all() == (step % 4 == 0)
+            corners = torch.rand(kept + 40, 2) * torch.tensor([80.0, 50.0]) - 5
+            boxes = torch.cat([corners, corners + 12 * torch.rand(kept + 40, 2)], 1)
+            boxes[3, 2:] = boxes[3, :2]
+            counts = torch.rand(len(boxes)) < (0.01, 0.0)[step == 6]
+            counts[kept:] = step == 9
+            rounded = (boxes.double() * 10).round() / 10
+            records = [{"box": box} for box in rounded[counts].tolist()]
+            one.learn([{"class": 1}, *records])
+            if step == 4:
+                other.learn(records)
+            else:
+                other.follow(boxes.to(device), counts.to(device))
+        one.reset()
+        other.reset()
+
+
 def test_tracks_follow_what_was_found():
     tracks = masks.Tracks(margin=0.5, refresh=3)
     assert tracks(picture()).all()

@@ -110,6 +110,10 @@ def op_samples(device):
         "yuv_to_rgb_": [
             ((255 * x[:, 0, :18, :12]).byte().contiguous(), [*range(6), 0, 0, 1, 0], torch.rand_like(last[:, :3]))
         ],
+        "connected_components": [
+            (x[:, 0], 0.3, 2, 12),
+            (last[:, 1].half(), 0.5, 1, 400),
+        ],
         "motion_mask": [
             (torch.rand(2, 3, 20, 27, device=device), torch.rand(2, 20, 27, device=device), 0.08, 0.5, 0.3, 5),
             ((255 * torch.rand(1, 3, 20, 27, device=device)).byte(), x[:1, 0].contiguous(), 0.1, 1.0, 0.15, 1),

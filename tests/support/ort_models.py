@@ -352,6 +352,7 @@ def torch_ops() -> set[str]:
         "blocksparse_conv_active",  # convolution, gather and scatter
         "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter
+        "connected_components",  # of what came out of a network
         "yuv_to_rgb_",  # a decoder's frame on its way into a network, never part of one
         # of training
         "activate_blocks_",

@@ -67,6 +67,8 @@ class Batch(Compute):
         super().__init__(first.network, first.mask, first.settings, summary)
         self.cameras = cameras
         self.masks = [camera.mask for camera in cameras]
+        for mask in self.masks:
+            mask.expect_boxes(self._located)
         # One graph for all, which serves calls that have a frame of each camera.
         self._together = self._graphed and all(mask.captured for mask in self.masks)
         self._tick_graph: TickGraph | None = None
@@ -139,7 +141,7 @@ class Batch(Compute):
         try:
             self._tick_graph = TickGraph(
                 network, body, [frames[k] for k in range(len(x))], self.settings.device, self.settings.dtype,
-                lambda: bool(run.whole_frame),
+                lambda: bool(run.whole_frame), self.masks,
             )  # fmt: skip
         except PipelineError:
             self._together = False

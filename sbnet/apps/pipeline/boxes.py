@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sbnet.ops.frames.components import SCORE_BITS, connected_components
+
 COLOUR = np.array([255, 60, 60], np.uint8)
+AREA = 16  # pixels of a line of text at least
 CELL = 4  # pixels of the frame a pixel of CenterFace's maps
 UNCLIP = 1.6  # PaddleOCR: the detector marks the middle of a line; its box is widened by this
 MOST = 4096  # candidates of a frame that come to the host
@@ -84,6 +87,18 @@ def stay(
     return chosen
 
 
+def staying(valid: Tensor, kept: Tensor | None, certain: Tensor | None) -> Tensor:
+    """[n] bool on the device: which candidates stay, all that are valid where that is left to the host."""
+    if kept is None or certain is None:
+        return valid
+    return torch.cat([valid[: len(kept)] & (kept | ~certain), valid[len(kept) :]])
+
+
+def within(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Corners [n,4], cut to a frame of (height, width)."""
+    return torch.stack([v.clamp(0, end) for v, end in zip(boxes.unbind(1), size[::-1] * 2, strict=True)], 1)
+
+
 def of_images(entries: list[Any], image: np.ndarray, count: int) -> list[list[Any]]:
     """Entries by their image; `image` tells it of each, in order."""
     ends = np.searchsorted(image, np.arange(count + 1)).tolist()
@@ -153,6 +168,12 @@ def faces_among(
     return of_images(records, image, len(sizes))
 
 
+def located_faces(found: Any, size: tuple[int, int], least: float) -> tuple[Tensor, Tensor]:
+    """`Network.located` of what `face_candidates` found."""
+    rows, kept, certain = found
+    return within(_face_boxes(rows), size), staying(rows[0] > least, kept, certain)
+
+
 def _corners_of_faces(rows: np.ndarray) -> np.ndarray:
     """`_face_boxes` on the host."""
     _, row, column, high, wide, down, right, rows_in_all, columns = rows
@@ -176,64 +197,49 @@ def best_of(boxes: Tensor, scores: Tensor, overlap: float) -> list[int]:
     return kept
 
 
-def boxes_of_text(scores: Tensor, size: tuple[int, ...], least: float, area: int = 16) -> list[Record]:
-    """{"box", "score"} of each connected area of scores [1,1,H,W] above `least`, widened as PaddleOCR does; from the
-    top of the page down. Areas of fewer than `area` pixels are dropped."""
-    found = scores[0, 0].float().cpu()[: size[0], : size[1]].numpy()
-    above = found > least
-    row, start, end, name = _runs(above)
-    if not len(row):
-        return []
-    count = int(name.max()) + 1
-    pixels = np.bincount(name, end - start)
-    sums = np.bincount(name, np.add.reduceat(found[above], np.cumsum(end - start) - (end - start), dtype=np.float64))
-    low, high = np.full((2, count), max(found.shape)), np.zeros((2, count), np.int64)
-    for axis, (first, last) in enumerate(((row, row + 1), (start, end))):
-        np.minimum.at(low[axis], name, first)
-        np.maximum.at(high[axis], name, last)
-    kept = np.flatnonzero(pixels >= area)
-    low, high, shares = low[:, kept], high[:, kept], sums[kept] / pixels[kept]
-    tall, broad = high - low
-    wider = tall * broad * UNCLIP / (2 * (tall + broad))
-    corners = np.stack([*(low - wider)[::-1], *(high + wider)[::-1]], 1).clip(0, [size[1], size[0]] * 2)
-    records = [
-        {"box": [round(v, 1) for v in box], "score": round(score, 4)}
-        for box, score in zip(corners.tolist(), shares.tolist(), strict=True)
-    ]
-    return sorted(records, key=lambda r: (r["box"][1], r["box"][0]))
+def boxes_of_text(scores: Tensor, size: tuple[int, ...], least: float, area: int = AREA) -> list[Record]:
+    """{"box", "score"} of each connected area of scores [1,1,H,W], 0 to 1, above `least`, widened as PaddleOCR does;
+    from the top of the page down. Areas of fewer than `area` pixels are dropped."""
+    found = text_areas(scores, size, least, area)
+    return lines_among([v.cpu()[None] for v in found], [size])[0]
 
 
-def label(mask: Tensor) -> Tensor:
-    """[H,W] int64: 1, 2, ... on each area of set pixels that touch, corners too; 0 elsewhere."""
-    labels = np.zeros(mask.shape, np.int64)
-    for row, start, end, name in zip(*_runs(mask.numpy()), strict=True):
-        labels[row, start:end] = name + 1
-    return torch.from_numpy(labels)
+def text_areas(scores: Tensor, size: tuple[int, ...], least: float, area: int = AREA) -> tuple[Tensor, ...]:
+    """What `lines_among` reads of scores [1,1,H,W], on their device: of MOST areas the corners, pixels and sums of
+    scores, and how many areas there are."""
+    found = connected_components(scores[:, 0, : size[0], : size[1]], least, area, MOST)
+    return tuple(v[0] for v in found)
 
 
-def _runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(row, first column, column after the last, area) of the runs of set pixels of [H,W] bool, row by row; areas are
-    those of pixels that touch, corners too, numbered from 0 on as they are met."""
-    wide = mask.shape[1] + 2  # a column of nothing on each side parts the rows
-    flat = np.pad(mask, [(0, 0), (1, 1)]).ravel()
-    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
-    row, start, end = edges[::2] // wide, edges[::2] % wide - 1, edges[1::2] % wide - 1
-    # Of each run the first and, exclusive, the last of those in the row above that it touches.
-    above = (row - 1) * wide
-    first = np.searchsorted(row * wide + end, above + start)
-    count = (np.searchsorted(row * wide + start, above + end, "right") - first).clip(min=0)
-    here = np.repeat(np.arange(len(row)), count)
-    there = np.arange(len(here)) - np.repeat(count.cumsum() - count, count) + first[here]
-    # Runs that touch take the least name among them, and of that run the name, until nothing changes.
-    name = np.arange(len(row))
-    while len(here):
-        least, before = np.minimum(name[here], name[there]), name.copy()
-        np.minimum.at(name, before[here], least)
-        np.minimum.at(name, before[there], least)
-        name = name[name]
-        if np.array_equal(name, before):
-            break
-    return row, start, end, np.unique(name, return_inverse=True)[1].reshape(-1)
+def lines_among(found: Any, sizes: Sequence[tuple[int, ...]]) -> list[list[Record]]:
+    """The records of `boxes_of_text` of frames of these sizes, of what `text_areas` found in each, stacked and on the
+    host."""
+    boxes, pixels, sums, count = (v.numpy() for v in found)
+    records = []
+    for k, (high, wide, *_) in enumerate(sizes):
+        own = slice(0, min(int(count[k]), MOST))
+        corners = _widened(boxes[k, own].astype(float)).clip(0, [wide, high] * 2)
+        shares = sums[k, own] / 2.0**SCORE_BITS / pixels[k, own]
+        lines: list[Record] = [
+            {"box": [round(v, 1) for v in box], "score": round(score, 4)}
+            for box, score in zip(corners.tolist(), shares.tolist(), strict=True)
+        ]
+        records.append(sorted(lines, key=lambda r: (r["box"][1], r["box"][0])))
+    return records
+
+
+def located_lines(found: Any, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """`Network.located` of what `text_areas` found."""
+    boxes, pixels, *_ = found
+    return within(_widened(boxes.double()), size), pixels > 0
+
+
+def _widened(boxes: Any) -> Any:
+    """Corners [n,4], float64, by UNCLIP further apart."""
+    low, high = boxes[:, :2], boxes[:, 2:]
+    sides = high - low
+    wider = (sides[:, 0] * sides[:, 1] * UNCLIP / (2 * (sides[:, 0] + sides[:, 1])))[:, None]
+    return (np.concatenate if isinstance(boxes, np.ndarray) else torch.cat)([low - wider, high + wider], 1)
 
 
 def draw(picture: np.ndarray, records: list[Record]) -> np.ndarray:

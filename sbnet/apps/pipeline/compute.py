@@ -59,12 +59,14 @@ class Compute:
         self.busy = self.aside = 0.0
         self.margin = 0
         self.run: Any = None  # a SparseRun
-        # The mask is of the frame, which has to be in what the network is given.
-        inside = mask.captured and network.prepare is None and network.multiple == 1
         # One graph a frame, that of the dense network beside it, and what a frame of theirs looks like.
         plain = network.prepare is None and network.finish is None
         captured = network.captured or network.landing is not None or plain
         on_cuda = settings.device.type == "cuda" and captured
+        self._located = on_cuda and network.located is not None
+        mask.expect_boxes(self._located)
+        # The mask is of the frame, which has to be in what the network is given.
+        inside = mask.captured and network.prepare is None and network.multiple == 1
         self._graphed = on_cuda and (mask.captured or settings.mode == "dense")
         self._graph: FrameGraph | None = None
         self._dense_graph: FrameGraph | None = None
@@ -151,7 +153,7 @@ class Compute:
             return bool(run.whole_frame)
 
         try:
-            return FrameGraph(network, body, frame, self.settings.device, self.settings.dtype, eager)
+            return FrameGraph(network, body, frame, self.settings.device, self.settings.dtype, eager, self.mask)
         finally:
             run.reset()  # frames of no source
             self.aside += time.perf_counter() - begin

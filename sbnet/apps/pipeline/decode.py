@@ -20,7 +20,17 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import MOST, Record, best_scores, drawing, of_images, stay, uncovered
+from sbnet.apps.pipeline.boxes import (
+    MOST,
+    Record,
+    best_scores,
+    drawing,
+    of_images,
+    stay,
+    staying,
+    uncovered,
+    within,
+)
 from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network, imagenet, one_of
 
@@ -57,17 +67,19 @@ def decoded(network: Network, decode: str) -> Network:
         raise PipelineError(f"decode: expected a network without a decoder, {network.name} has its own")
     labels = names_of(network.model)
     if name == "classes":
-        landing: Callable[[Any], Any] = _vector
-        finish_all = None
+        landing: Callable[[Any, tuple[int, int]], Any] = _vector
+        finish_all = located = None
         finish: Any = partial(_top_class, labels, least)
     else:
         landing = partial(_landing, partial(_yolo, classes=len(labels)) if name == "yolo" else DECODERS[name], least)
         finish_all = partial(_boxes, labels, least, name == "yolo", network.notes)
         finish = one_of(finish_all)
+        located = partial(_located, least, name == "yolo")
     prepare = network.prepare or (imagenet if name == "detr" else None)
     rest_of = {} if name == "classes" else {"margin": 32, "multiple": 32}
     return dataclasses.replace(
-        network, landing=landing, finish=finish, finish_all=finish_all, prepare=prepare, mode="cached", **rest_of  # type: ignore[arg-type]
+        network, landing=landing, located=located, finish=finish, finish_all=finish_all, prepare=prepare,
+        mode="cached", **rest_of,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -89,13 +101,25 @@ def names_of(model: Any) -> dict[int, str]:
 # ---- on the device: [7,candidates] of an output: centre, size, score, class, and whether overlaps are settled
 
 
-def _landing(decode: Callable[[Any], Tensor], least: float, output: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _landing(
+    decode: Callable[[Any], Tensor], least: float, output: Any, size: tuple[int, int]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Candidates, and on a GPU what `uncovered` gives, where there are overlaps to settle."""
     found = decode(output)
     if not found.is_cuda or decode in (_detr, _rtdetr):
         return found, None, None
     valid = found[4] >= least
     return found, *uncovered(_apart(_corners(found), found[5], valid), valid, OVERLAP)
+
+
+def _located(least: float, pixels: bool, landed: Any, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """`Network.located`. pixels: as of `_boxes`."""
+    found, kept, certain = landed
+    corners = _corners(found)
+    if not pixels:
+        corners = torch.stack([v * (n + -n % 32) for v, n in zip(corners.unbind(1), size[::-1] * 2, strict=True)], 1)
+    kept = None if kept is None else kept | (found[6, : len(kept)] > 0)
+    return within(corners, size), staying(found[4] >= least, kept, certain)
 
 
 def _corners(found: Tensor) -> Tensor:
@@ -167,7 +191,7 @@ def _candidates(boxes: Tensor, scores: Tensor, settled: bool) -> Tensor:
     return torch.cat([boxes[:, at], score[None], kind[None, at].float(), torch.full_like(score[None], settled)])
 
 
-def _vector(output: Any) -> Tensor:
+def _vector(output: Any, size: tuple[int, int]) -> Tensor:
     found = next((v for v in _tensors(output) if v.dim() == 2 and v.shape[0] == 1), None)
     if found is None:
         raise PipelineError(f"decode classes: expected [1,classes], got {_shapes(output)}")
@@ -182,7 +206,7 @@ def _shapes(output: Any) -> str:
     return ", ".join(str(list(v.shape)) for v in _tensors(output)) or "no tensor"
 
 
-DECODERS = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
+DECODERS: dict[str, Any] = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
 
 
 # ---- on the host

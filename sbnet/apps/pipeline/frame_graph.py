@@ -14,6 +14,7 @@ from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
 from sbnet.apps.surface import Look, rgb_of, unit_of
 from sbnet.engine.capture import cuda_graph
+from sbnet.masks.base import Mask
 
 OF_NUMPY = {
     torch.uint8: np.uint8, torch.bool: np.bool_, torch.int32: np.int32, torch.int64: np.int64,
@@ -38,6 +39,7 @@ class FrameGraph:
             zeros: the caller undoes what that did to memory of its own (backgrounds, kept feature maps).
         frame: one of the source's; the others are of its shape and type.
         eager: is the next call to run outside the graph? (The first frame of a cached network computes all pixels.)
+        mask: is told the boxes that the network located, if it reads them.
 
     Attributes:
         lands: the host has yet to make a picture or records of what comes there.
@@ -48,9 +50,10 @@ class FrameGraph:
 
     def __init__(
         self, network: Network, body: Body, frame: Frame, device: torch.device, dtype: torch.dtype,
-        eager: Callable[[], bool] = lambda: False,
+        eager: Callable[[], bool] = lambda: False, mask: Mask | None = None,
     ) -> None:  # fmt: skip
         self.network, self.body, self.frame, self.dtype, self._eager = network, body, frame, dtype, eager
+        self._mask = mask if mask is not None and mask.reads_boxes else None
         self.pixels = torch.zeros_like(frame.given(), device=device)
         self.look = None if frame.surface is None else frame.surface.look
         self.kind = kind_of(frame)
@@ -65,6 +68,8 @@ class FrameGraph:
         x, wide = seen(self.pixels, self.look, self.dtype, self.network)
         output, active, mask, drift = self.body(x, wide)
         shown, self.lands = landing_of(self.network, output, self.frame, drift)
+        if self._mask is not None and self.network.located is not None:
+            self._mask.follow(*self.network.located(shown, self.frame.size))
         parts, self._tree = pytree.tree_flatten((shown, active))
         self._packing = Packing(parts)
         return self._packing.packed(parts), x, output, mask, drift
@@ -112,7 +117,7 @@ def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None
         PipelineError: `finish` made no picture.
     """
     if network.landing is not None:
-        return network.landing(output), True
+        return network.landing(output, frame.size), True
     found = shown_of(output) if network.finish is None else None
     if found is not None and found.dim() == 2:
         return found, True  # of which `picture_of` makes a record

@@ -43,8 +43,11 @@ class Network:
         checked: in masked mode, windows of some results are held against the contract in float64 (docs/contracts.md).
         captured: `prepare` and `finish` compute on tensors alone and give a picture, no records: on CUDA one graph
             holds them with mask and network.
-        landing: what of the output `finish` reads: it gets that, on the host. `prepare` and this compute on tensors
-            alone: on CUDA one graph holds them with mask and network, and `finish` runs in a thread of its own.
+        landing: (output, (height, width) of the frame) -> what `finish` reads of it: it gets that, on the host.
+            `prepare` and this compute on tensors alone: on CUDA one graph holds them with mask and network, and
+            `finish` runs in a thread of its own.
+        located: of what `landing` gave and the frame's (height, width), on the device as well, boxes [K,4] of the frame
+            and which of them count, [K] bool, the best first: masks that follow boxes then need not wait for records.
         finish_all: of what `landing` gave of several frames, stacked, and the frames, what `finish` makes of each, in
             few calls; `one_of(finish_all)` is that `finish`.
         enlarges: by how much the picture of a network that enlarges is larger. In cached mode kept blocks follow slow
@@ -66,7 +69,8 @@ class Network:
     mask: Any = "motion"
     checked: bool = False
     captured: bool = False
-    landing: Callable[[Any], Any] | None = None
+    landing: Callable[[Any, tuple[int, int]], Any] | None = None
+    located: Callable[[Any, tuple[int, int]], tuple[Tensor, Tensor]] | None = None
     finish_all: Callable[[Any, Sequence[Frame]], list[Finished]] | None = None
     enlarges: int = 0
     notes: list[str] = field(default_factory=list)
@@ -83,7 +87,7 @@ class Network:
     def finished(self, output: Any, frame: Frame, drift: Tensor | None = None) -> Finished:
         """Picture, [H,W,3] uint8 where it is a tensor, and records of an output. drift: to be added to the picture."""
         if self.landing is not None:
-            output = pytree.tree_map_only(Tensor, Tensor.cpu, self.landing(output))
+            output = pytree.tree_map_only(Tensor, Tensor.cpu, self.landing(output, frame.size))
         return self.concluded(output, frame, drift)
 
     def concluded(self, found: Any, frame: Frame, drift: Tensor | None = None) -> Finished:

@@ -13,6 +13,7 @@ from sbnet.apps.pipeline.frame_graph import Homeward, Packing, kind_of, landing_
 from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network
 from sbnet.engine.capture import cuda_graph
+from sbnet.masks.base import Mask
 
 # x [N,C,H,W], x widened -> what the network returned, active blocks of the cameras [N,...], mask, what is added to the
 # pictures
@@ -27,7 +28,7 @@ class TickGraph:
         body: of x, [N,C,H,W] on the device, 0 to 1, and of x widened. Setting up calls it on zeros: the caller undoes
             what that did to memory of its own.
         frames: one of each camera.
-        eager: as of `FrameGraph`.
+        eager: as of `FrameGraph`. masks: one of each camera, as of its `mask`.
 
     Attributes:
         kind: of frames that it takes.
@@ -39,7 +40,7 @@ class TickGraph:
 
     def __init__(
         self, network: Network, body: Body, frames: Sequence[Frame], device: torch.device, dtype: torch.dtype,
-        eager: Callable[[], bool] = lambda: False,
+        eager: Callable[[], bool] = lambda: False, masks: Sequence[Mask] = (),
     ) -> None:  # fmt: skip
         first = frames[0]
         self.kind = kind_of(first)
@@ -51,6 +52,7 @@ class TickGraph:
         self.look = None if first.surface is None else first.surface.look
         self.lands = False
         self._rows = list(self.pixels.unbind())
+        self._masks = masks if any(mask.reads_boxes for mask in masks) else ()
         self.stacked = network.landing is not None
         self._packing, self._homeward = Packing([]), Homeward()
         self._tree: Any = None  # of what comes to the host
@@ -69,6 +71,8 @@ class TickGraph:
                     self.network, row_of(output, k, len(x)), self._frame, None if drift is None else drift[k : k + 1]
                 )
                 shown.append(made)
+        if self._masks and self.network.located is not None:
+            self._follow(self.network.located, shown)
         parts, self._tree = pytree.tree_flatten((shown, active))
         self._packing = Packing(parts)
         return self._packing.packed(parts), x, output, mask, drift
@@ -79,12 +83,29 @@ class TickGraph:
         landing = self.network.landing
         assert landing is not None
         try:
-            found = of_each(landing, output, count)
+            size = self._frame.size
+            found = of_each(lambda own: landing(own, size), output, count)
         except RuntimeError:
             self.stacked = False  # found out before a graph is captured
             return None
         self.lands = True
         return found
+
+    def _follow(self, located: Callable[..., tuple[Tensor, Tensor]], shown: Any) -> None:
+        size = self._frame.size
+        if self.stacked:
+            leaves, tree = pytree.tree_flatten(shown)
+            there = [leaf is not None for leaf in leaves]
+
+            def one(*own: Tensor) -> tuple[Tensor, Tensor]:
+                left = iter(own)
+                return located(pytree.tree_unflatten([next(left) if found else None for found in there], tree), size)
+
+            found: Any = zip(*torch.vmap(one)(*(leaf for leaf in leaves if leaf is not None)), strict=True)
+        else:
+            found = (located(own, size) for own in shown)
+        for mask, (boxes, counts) in zip(self._masks, found, strict=True):
+            mask.follow(boxes, counts)
 
     def upload(self, frames: Sequence[Frame]) -> None:
         """frames: of this kind, one of each camera. Those whose planes a decoder wrote on the device are to be kept

@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import boxes_of_text, drawing, face_candidates, faces_among
+from sbnet.apps.pipeline.boxes import (
+    MOST,
+    drawing,
+    face_candidates,
+    faces_among,
+    lines_among,
+    located_faces,
+    located_lines,
+    text_areas,
+)
 from sbnet.apps.pipeline.features import features
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Finished, Network, imagenet, one_of
@@ -79,13 +88,13 @@ def faces(least: str = "0.3") -> Network:
         records = faces_among(found, [frame.size for frame in frames], limit)
         return [(drawing(frame, own), own) for frame, own in zip(frames, records, strict=True)]
 
-    def landing(output: Any) -> Any:
+    def landing(output: Any, size: tuple[int, int]) -> Any:
         heat, scale, offset, *_ = output  # the fourth holds eyes, nose and mouth
         return face_candidates(heat, scale, offset, limit)
 
     return Network(str(path), "centerface", prepare=lambda x: x * 255, finish=one_of(finish_all), margin=32,
                    multiple=32, mode="cached", mask=MotionMask(threshold=12 / 255), landing=landing,
-                   finish_all=finish_all, half=True)  # fmt: skip
+                   located=functools.partial(located_faces, least=limit), finish_all=finish_all, half=True)  # fmt: skip
 
 
 def text(least: str = "0.3") -> Network:
@@ -93,16 +102,21 @@ def text(least: str = "0.3") -> Network:
     limit = float(least)
     path = package_file("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", "rapidocr-onnxruntime==1.4.4")
 
-    def finish(scores: Tensor, frame: Frame) -> Finished:
-        records = boxes_of_text(scores, frame.size, limit)
-        return drawing(frame, records), records
+    notes: list[str] = []
 
-    def landing(output: Any) -> Tensor:
+    def finish_all(found: Any, frames: Sequence[Frame]) -> list[Finished]:
+        if any(count > MOST for count in found[-1].tolist()):
+            notes.append(f"a page had more than {MOST} areas of text: those that begin further down were left out")
+        records = lines_among(found, [frame.size for frame in frames])
+        return [(drawing(frame, own), own) for frame, own in zip(frames, records, strict=True)]
+
+    def landing(output: Any, size: tuple[int, int]) -> tuple[Tensor, ...]:
         (scores,) = output if isinstance(output, (list, tuple)) else (output,)
-        return scores
+        return text_areas(scores, size, limit)
 
-    return Network(str(path), "PP-OCRv4 text detector", prepare=lambda x: (x - 0.5) / 0.5, finish=finish, margin=32,
-                   multiple=32, mode="masked", mask=Ink(), landing=landing)  # fmt: skip
+    return Network(str(path), "PP-OCRv4 text detector", prepare=lambda x: (x - 0.5) / 0.5, finish=one_of(finish_all),
+                   margin=32, multiple=32, mode="masked", mask=Ink(), landing=landing, located=located_lines,
+                   finish_all=finish_all, notes=notes)  # fmt: skip
 
 
 def birdseye(seed: str = "0") -> Network:
@@ -140,7 +154,7 @@ def recognise(weights: str = "") -> Network:
     if not Path(weights).is_file():
         raise ValueError(f"{weights}: expected torchvision's file of ResNet-50 weights, got no file")
 
-    def landing(classes: Tensor) -> Tensor:
+    def landing(classes: Tensor, size: tuple[int, int]) -> Tensor:
         return classes
 
     return Network(resnet50(weights=weights).eval(), "resnet50", prepare=imagenet, margin=16, mode="cached",

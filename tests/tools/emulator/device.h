@@ -153,7 +153,13 @@ using std::isfinite;
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
+inline unsigned long long atomicAdd(unsigned long long* to, unsigned long long v) {
+  return std::exchange(*to, *to + v);
+}
+inline int atomicMin(int* to, int v) { return std::exchange(*to, std::min(*to, v)); }
+inline int atomicMax(int* to, int v) { return std::exchange(*to, std::max(*to, v)); }
 inline unsigned atomicOr(unsigned* to, unsigned v) { return std::exchange(*to, *to | v); }
+inline int __clz(int v) { return v ? __builtin_clz(static_cast<unsigned>(v)) : 32; }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __ffsll(long long v) { return __builtin_ffsll(v); }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
