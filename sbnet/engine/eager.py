@@ -12,11 +12,12 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks
 from sbnet.engine.arguments import FLOATS
-from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
+from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN
 from sbnet.engine.eager_losses import LOSSES
 from sbnet.engine.eager_nhwc import BASE, IN_NHWC, by_any, turned
 from sbnet.engine.eager_open import OpenMaps, reads_no_pixels
 from sbnet.engine.eager_planes import Planes
+from sbnet.engine.eager_stacks import Stacks
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, refused
 from sbnet.engine.eager_unseen import Unseen, compiled_once, plainly_named, refuse_dtype, refuse_statistics
 from sbnet.engine.eager_writes import (

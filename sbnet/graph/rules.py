@@ -164,6 +164,8 @@ def _rearranged_by_hand(b: Builder, call: Call) -> Value | None:
         return None
     while source.view_of is None and source.producer is not None and source.producer.moves and not source.constant:
         source = source.producer.args[0]
+    if source.given:  # views of the input, which is not masked, are not masked either
+        return None
     if plain(source) is None or any(
         product(n for name, n in parts if name[0] == letter) != length
         for letter, length in zip("NCHW", source.shape, strict=True)
@@ -173,7 +175,7 @@ def _rearranged_by_hand(b: Builder, call: Call) -> Value | None:
     n, c, h, w = source.shape
     if form == SHUFFLE:
         return _rearranged_to(b, call, source, source.shape, groups=lengths["C0"])
-    if form in (UNSHUFFLE, UNSHUFFLE_PIXELS_FIRST) and lengths["H1"] == lengths["W1"]:
+    if form in (UNSHUFFLE, UNSHUFFLE_PIXELS_FIRST):
         down, groups = lengths["H1"], 1 if form == UNSHUFFLE else c
         return _rearranged_to(b, call, source, (n, c * down**2, h // down, w // down), down=down, groups=groups)
     return None

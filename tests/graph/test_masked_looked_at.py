@@ -11,6 +11,7 @@ from torch import nn
 import sbnet
 from sbnet.benchmarks.harness.dense_masked import DenseMasked
 from sbnet.engine.eager_chains import Conv, Norm
+from sbnet.engine.eager_passes import Readers
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise
 
 SIZE, BLOCK = (24, 32), 8
@@ -109,6 +110,21 @@ def test_a_map_that_nobody_looks_at_has_no_gradient_of_its_own(device, monkeypat
     of = NETWORKS["norm, relu"]
     gradients(lambda n, x: (torch.zeros(()), of(n, x)[1]), "", sbnet.masked(data(device), BLOCK), torch.float32, device)
     assert [layer.activation for layer in ran] == ["none", "relu", "none"]
+
+
+def test_readers_of_a_map_add_up_their_gradients_in_their_own_launches(device, monkeypatch):
+    """Nodes of maps whose layers others joined are none of its readers."""
+    summed, mask = [], data(device)
+    method = Readers._sum
+    monkeypatch.setattr(Readers, "_sum", lambda of, a, b: summed.append((a, b)) or method(of, a, b))
+    torch.manual_seed(0)
+    stem, one, two = (nn.Conv2d(8, 8, 3, padding=1, device=device) for _ in range(3))
+    with sbnet.masked(mask, BLOCK):
+        y = stem(torch.randn(2, 8, *SIZE, device=device))
+        loss = (F.silu(one(y)) + F.gelu(two(y))).square().sum()
+        del y
+    loss.backward()
+    assert not any(a is not None and b is not None for a, b in summed)
 
 
 def test_what_was_made_without_gradients_has_none(device):

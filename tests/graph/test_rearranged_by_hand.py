@@ -68,6 +68,19 @@ def test_what_is_written_as_views_is_the_layer(name, n):
     assert_holds(run(x, mask), masked_oracle(net, [x], planes), masked_oracle(net.double(), [x.double()], planes))
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_views_of_the_input_are_not_masked(name):
+    """As TResNet's first layer reads it."""
+    function, x = FORMS[name][0], torch.randn(2, 4, *SIZE)
+    net = Between(function, function(x).shape[1]).eval()
+    net.first, net.last = nn.Identity(), nn.Conv2d(net.last.in_channels, 4, 3, padding=1)
+    mask = torch.zeros(2, *SIZE)
+    mask[:, 5:14, 20:30] = 1
+    run, planes = sbnet.sparsify(net, x.abs(), block=4), PlaneMasks(mask, 4)
+    x = x.abs()
+    assert_holds(run(x, mask), masked_oracle(net, [x], planes), masked_oracle(net.double(), [x.double()], planes))
+
+
 def transposed(x):
     """Columns before rows: no such layer."""
     n, c, h, w = x.shape
