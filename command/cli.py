@@ -317,7 +317,7 @@ def info(
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.path.append("")  # "module:callable" of the folder that one stands in; last, so that it hides nothing
+    sys.path.append("")  # "module:name" of the folder that one stands in; last, so that it hides nothing
     app(prog_name="sbnet")
 
 

@@ -75,7 +75,7 @@ def run(
     network: Annotated[
         str,
         typer.Option(
-            metavar="NAME|MODULE:CALLABLE|FILE.onnx|FILE.pt2",
+            metavar="NAME|MODULE:NAME|FILE.onnx|FILE.pt2",
             help="contours, upscale:2, upscale:waifu2x, faces, text, birdseye, recognise:FILE, or one of your own. An "
             "ONNX file is made sparse; one of `sbnet export` (of the same size, block and dtype) runs in ONNX Runtime "
             "as it is.",

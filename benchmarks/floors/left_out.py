@@ -1,36 +1,30 @@
-"""What a call of a network takes less where it leaves out all launches of one kind, whose results are then wrong: µs of
-CUDA graphs at batch 1, float16, a rectangle of a tenth of the pixels.
+"""What a call of a network takes less where it leaves out all launches of one kind, whose results are then wrong: µs at
+batch 1, a rectangle of a tenth of the pixels; float16 on a GPU.
 
 python benchmarks/floors/left_out.py ["Swin-T" ...]
 """
 
 from __future__ import annotations
 
-import statistics
+import functools
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import sbnet
 from sbnet.benchmarks.cases.network.whole import made
 from sbnet.benchmarks.harness import nets
+from sbnet.benchmarks.harness.registry import Side
+from sbnet.benchmarks.harness.timing import Timer
 from sbnet.engine.compiled import Compiled
 from sbnet.graph.ir import Node
 from sbnet.graph.kinds import kind_of
 
-
-def timed(graph: torch.cuda.CUDAGraph, rounds: int = 30) -> float:
-    times = []
-    for _ in range(rounds + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times[3:])
+CALL = "the call"
 
 
 def kind(node: Node) -> str:
@@ -40,8 +34,8 @@ def kind(node: Node) -> str:
     return f"conv {sides}" + ", residual" * ("residual" in node.params)
 
 
-def without(whole: Compiled, nodes: set[Node], given: list[Any]) -> float:
-    """A call's time if these nodes launch nothing."""
+def without(whole: Compiled, nodes: set[Node], x: Tensor, mask: Tensor) -> Callable[[], Any]:
+    """A call of which these nodes launch nothing."""
     one = Compiled(whole.plan, whole.constants, whole.make_mask, whole.masked_calls, whole.allow_tf32)
     plain = one.executor.step
 
@@ -50,30 +44,33 @@ def without(whole: Compiled, nodes: set[Node], given: list[Any]) -> float:
             plain(node, *args)
 
     one.executor.step = step  # type: ignore[method-assign, assignment]
-    one.fill(given)
-    captured = one.prepare(0)
-    assert captured is not None
-    return timed(captured.graph)
+    return functools.partial(one, [x], mask, 0)
+
+
+def times(net: nn.Module, x: Tensor, mask: Tensor, timer: Timer) -> dict[str, float]:
+    """Microseconds of the call, and of those without a kind and how many nodes are of it."""
+    run = sbnet.sparsify(net, x)
+    run(x, mask)
+    whole, kinds = run._for((x,)), defaultdict(set)
+    for node in whole.plan.graph.nodes:
+        if kind_of(node).written and node.kind not in ("slice", "cat"):
+            kinds[kind(node)].add(node)
+    of = {CALL: set[Node](), **{f"{name} ({len(nodes)})": nodes for name, nodes in kinds.items()}}
+    sides = {name: Side(without(whole, nodes, x, mask), clock="own") for name, nodes in of.items()}
+    return {name: median for name, (median, _) in timer.medians(sides).items()}
 
 
 def main() -> None:
+    device, dtype = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
     for name in sys.argv[1:] or nets.TOKENS:
         side = nets.TOKENS.get(name, 640)
-        net, mask = nets.build(name).to("cuda", torch.float16), made("rect", (1, side, side)).cuda()
-        x = torch.rand(1, 3, side, side, device="cuda").half().contiguous(memory_format=torch.channels_last)
-        run = sbnet.sparsify(net, x)
-        run(x, mask)
-        whole = run._for((x,))
-        kinds = defaultdict(set)
-        for node in whole.plan.graph.nodes:
-            if kind_of(node).written and node.kind not in ("slice", "cat"):
-                kinds[kind(node)].add(node)
-        call = without(whole, set(), [x, mask])
-        print(f"{name}: {call:.1f}")
-        for left_out, nodes in kinds.items():
-            print(
-                f"  less without {left_out} ({len(nodes)}): {call - without(whole, nodes, [x, mask]):.1f}", flush=True
-            )
+        net, mask = nets.build(name).to(device, dtype), made("rect", (1, side, side)).to(device)
+        x = torch.rand(1, 3, side, side).to(device, dtype).contiguous(memory_format=torch.channels_last)
+        took = times(net, x, mask, Timer(device))
+        print(f"{name}: {took[CALL]:.1f}")
+        for left_out, us in took.items():
+            if left_out != CALL:
+                print(f"  less without {left_out}: {took[CALL] - us:.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class DenseMasked(TorchFunctionMode):
         if ("conv" in name or "pool" in name or name == "interpolate") and size[0] * size[1] > 1:
             self.sizes.add(size)
         last = (out.shape[1], out.shape[2]) in self.sizes and size not in self.sizes  # [N,H,W,C]
-        if name in MOVES or not (last or size in self.sizes):
+        casts = any(isinstance(t, Tensor) and not t.is_floating_point() for t in args[:1])
+        if (name in MOVES and not casts) or not (last or size in self.sizes):
             return out
         inside = self.planes((out.shape[1], out.shape[2])).permute(0, 2, 3, 1) if last else self.planes(size)
         return torch.where(inside, out, torch.zeros((), dtype=out.dtype, device=out.device))

@@ -9,22 +9,30 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from sbnet.active import ActiveBlocks, Fringe
+from sbnet.active import ActiveBlocks
 from sbnet.engine.arguments import FLOATS
-from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
+from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN
 from sbnet.engine.eager_losses import LOSSES
-from sbnet.engine.eager_nhwc import BASE, IN_NHWC, NHWC_TAKES_OPEN, by_any, turned
+from sbnet.engine.eager_nhwc import BASE, IN_NHWC, by_any, turned
 from sbnet.engine.eager_open import OpenMaps, reads_no_pixels
+from sbnet.engine.eager_planes import Planes
+from sbnet.engine.eager_stacks import Stacks
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, refused
-from sbnet.engine.eager_unseen import Unseen, compiled_once, plainly_named, refuse_statistics
-from sbnet.engine.eager_writes import COPY, MOVES, by_place, drops_nothing, in_place_of_pixels, kind, named, tensors_of
+from sbnet.engine.eager_unseen import Unseen, compiled_once, plainly_named, refuse_dtype, refuse_statistics
+from sbnet.engine.eager_writes import (
+    COPY,
+    MOVES,
+    by_place,
+    drops_nothing,
+    in_place_of_pixels,
+    kind,
+    moved_memory,
+    named,
+    tensors_of,
+)
 from sbnet.engine.modes import ENTERED, open_of
-from sbnet.geometry import Pair, to_pair
-from sbnet.masks.grow import grow
-from sbnet.ops import mask_pyramid, sparse_fill
-from sbnet.ops.common import mask_planes
+from sbnet.ops import sparse_fill
 
 # Of MOVES, what gives pixels in their places: zeros outside of the active blocks stay there.
 KEEPS = {
@@ -33,20 +41,16 @@ KEEPS = {
 }  # fmt: skip
 # Of a map of that dtype they give itself.
 SAME_AS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+# They look at gradients of maps.
+LOOKED_AT = {"register_hook", "retain_grad", "requires_grad_", "backward"}
 # In place of maps that are both 0 outside of the active blocks, they leave zeros there.
 SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
 # Notes of tensors: of feature maps that are 0 outside of the active blocks, of such that are seen as [N,H,W,C], and of
 # others seen so, whose last sides are no plane.
 KEPT, NHWC, OTHER = "_sbnet_kept", "_sbnet_nhwc", "_sbnet_other"
-WIDE_PLANE, WIDE_BLOCK, NARROW_BLOCK = 128, 16, 8  # of block="auto": a side, and the blocks of larger and smaller ones
 
 
-# The planes that were met inside contexts with masks of a size and a block: a training step meets them again.
-_TOGETHER: dict[Any, list[Pair]] = {}
-MOST_TOGETHER = 12
-
-
-class masked(TorchFunctionMode):
+class masked(Planes):
     """Inside, every op of PyTorch with a feature map [N,C,H,W] as its result computes or keeps active blocks alone.
 
     Convolutions, transposed ones, pools, normalisations, activations, sums and resizes run sparse ops, forward and
@@ -85,20 +89,11 @@ class masked(TorchFunctionMode):
         capacity: float | None = None,
         synchronized: bool = False,
     ) -> None:
-        super().__init__()
-        self.mask = grow(mask_planes("masked", mask), margin)
-        if isinstance(block, str) and block != "auto":
-            raise ValueError(f'sbnet: masked: block: expected an int, a pair or "auto", got {block!r}')
-        self.block = None if isinstance(block, str) else to_pair(block, "masked: block")
-        if capacity is not None and not 0 < capacity <= 1:
-            raise ValueError(f"sbnet: masked: capacity: expected a share above 0 and up to 1, got {capacity}")
-        self.capacity, self.synchronized = capacity, synchronized
+        super().__init__(mask, block, margin, capacity)
+        self.synchronized = synchronized
         self._stacks = None if capacity is None else Stacks(self)
         self.maps = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
-        self._lists: dict[Pair, ActiveBlocks] = {}
         self.tokens = TokenNotes(self)
-        self._rings: dict[Pair, Fringe] = {}
-        self._planes: set[Pair] = set()  # met in this context
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
         # knows no attributes of tensors: it has lists of them, of its trace alone.
         self._noted: list[weakref.ref] = []
@@ -110,9 +105,9 @@ class masked(TorchFunctionMode):
 
     def __enter__(self) -> masked:
         if getattr(ENTERED, "inside", False):  # modes are a thread's own
-            raise RuntimeError("sbnet: masked: expected to be the only one around an op, got one inside another")
+            raise RuntimeError("sbnet: masked: contexts cannot be nested")
         super().__enter__()
-        ENTERED.inside = True
+        ENTERED.inside = self
         if not torch.compiler.is_compiling():
             self._unseen = Unseen()
         if self._stacks is not None:
@@ -137,43 +132,6 @@ class masked(TorchFunctionMode):
             raise ValueError(f"sbnet: masked: mask: expected {expected}: nothing was masked")
         if error[0] is None and self._unseen is not None and not self._unseen.others:
             raise ValueError("sbnet: masked: expected ops that PyTorch's modes see in this thread, got none")
-
-    def active(self, size: Sequence[int]) -> ActiveBlocks:
-        """The active blocks of a plane of (height, width)."""
-        key = int(size[0]), int(size[1])
-        self._planes.add(key)
-        if key not in self._lists:
-            if open_of(self) is None:
-                found = mask_pyramid(self.mask, [(*key, self._block_of(key))]).planes[0]
-                self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
-            else:
-                self._list_planes(key)
-        return self._lists[key]
-
-    def _list_planes(self, key: Pair) -> None:
-        """The lists of a plane and of those that it was met with before: one call for all of a network's."""
-        together = _TOGETHER.setdefault((tuple(self.mask.shape[1:]), self.block), [])
-        if key not in together and len(together) < MOST_TOGETHER:
-            together.append(key)
-        wanted = [key, *(size for size in together if size != key and size not in self._lists)]
-        rings = [(k, [(k, 3, 1, 1)]) for k in range(len(wanted))]
-        pyramid = mask_pyramid(self.mask, [(*size, self._block_of(size)) for size in wanted], fringes=rings)
-        for size, plane, ring in zip(wanted, pyramid.planes, pyramid.fringes, strict=True):
-            self._lists[size], self._rings[size] = plane, ring
-
-    def _block_of(self, size: Pair) -> Any:
-        if self.block is not None:
-            return self.block
-        return WIDE_BLOCK if min(size) >= WIDE_PLANE else NARROW_BLOCK
-
-    def ring(self, size: Sequence[int]) -> Fringe:
-        """The pixels of a plane next to its active blocks."""
-        self.active(size)
-        return self._rings[int(size[0]), int(size[1])]
-
-    def missed(self) -> dict[Pair, int]:
-        """Of each plane that was met, how many active blocks did not fit the capacity. Reads the device."""
-        return {size: int(a.total) - int(a.count) for size, a in self._lists.items() if size in self._planes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = by_place(args, kwargs or {})
@@ -209,7 +167,8 @@ class masked(TorchFunctionMode):
         if last and kwargs.get("out") is not None:
             raise ValueError(f"sbnet: masked: expected a result of its own, got {named(func)[0]} with out=")
         if layer is None:
-            refuse_statistics(self, named(func)[0], args)
+            if any(map(self.is_map, args)):
+                refuse_statistics(named(func)[0], args, kwargs)
             if named(func)[0] in ("conv3d", "conv_transpose3d"):
                 self.met_others("convolutions of planes, got conv3d alone")
         if func in LOSSES and not (known and self.keeps(args[0])):
@@ -232,9 +191,9 @@ class masked(TorchFunctionMode):
                 return args[0]
             # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
             hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
-            takes = layer is not None and func in (NHWC_TAKES_OPEN if nhwc else TAKES_OPEN) and not hidden
+            takes = layer is not None and func in (IN_NHWC if nhwc else TAKES_OPEN) and not hidden
             if not takes and not reads_no_pixels(func, move):
-                looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
+                looked_at = move in LOOKED_AT or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
         if given and self._has(given[0], OTHER) and not last:
             return self._of_other(func, args, func(*args, **kwargs))
@@ -295,17 +254,10 @@ class masked(TorchFunctionMode):
 
     def plane(self, x: Tensor, nhwc: bool) -> Tensor:
         """What was moved to be a feature map again, 0 outside of the active blocks."""
+        refuse_dtype(x)
         if nhwc:
             return self.as_nhwc(sparse_fill(x.permute(0, 3, 1, 2), self.active(x.shape[1:3])))
         return self.kept(sparse_fill(x, self.active(x.shape[2:])))
-
-    def planes(self) -> list[Pair]:
-        """(height, width) of the feature maps that were met."""
-        return list(self._planes)
-
-    def met(self, size: Sequence[int]) -> bool:
-        """Were there feature maps of this size?"""
-        return tuple(map(int, size)) in self._planes
 
     def is_scaled(self, x: Any) -> bool:
         """Is it a map of a plane that the masks' is, some steps smaller?"""
@@ -330,7 +282,7 @@ class masked(TorchFunctionMode):
         if torch.compiler.is_compiling():
             self._traced[what].append(x)
         else:
-            self.noted(x, what, x.grad_fn)
+            self.noted(x, what, (x.grad_fn, x.data_ptr()) if what == KEPT else x.grad_fn)
         return x
 
     def noted(self, x: Tensor, what: str, value: Any) -> None:
@@ -341,9 +293,16 @@ class masked(TorchFunctionMode):
     def _has(self, x: Tensor, what: str) -> bool:
         if torch.compiler.is_compiling():
             return any(x is t for t in self._traced[what])
-        if what == KEPT:  # another function may have made it its own since: its gradient is wanted everywhere
-            return what in x.__dict__ and x.__dict__[what] is x.grad_fn
-        return what in x.__dict__
+        if what != KEPT or what not in x.__dict__:
+            return what in x.__dict__
+        node, memory = x.__dict__[what]
+        if x.data_ptr() != memory:  # no mode sees Tensor.set_
+            raise moved_memory("other memory")
+        return node is x.grad_fn  # else another function made it its own since: its gradient is wanted everywhere
+
+    def carries(self, x: Tensor) -> bool:
+        """Is it a map or a view of one, or of its tokens?"""
+        return any(what in x.__dict__ for what in (KEPT, NHWC, OTHER, TOKENS))
 
     def known(self) -> list[Tensor]:
         """What carries notes."""
@@ -375,7 +334,10 @@ class masked(TorchFunctionMode):
                 if self.is_map(part) and part.shape[2:] == x.shape[2:]:
                     self.kept(part)
         elif name in KEEPS and nhwc and isinstance(out, Tensor) and out.shape == x.shape:
+            refuse_dtype(out)
             self._note(out, NHWC)
+        elif self.is_map(out) and isinstance(x, Tensor) and x.dtype not in FLOATS and self.met(out.shape[2:]):
+            return self.plane(out, False)  # a cast of what compared maps, say: not of zeros alone
         return out
 
     def _check(self, first: Tensor | None) -> None:
@@ -387,10 +349,3 @@ class masked(TorchFunctionMode):
     def met_others(self, expected: str) -> None:
         """A convolution of something else than the masks' maps."""
         self._other = expected
-
-
-def _first_of(active: ActiveBlocks, capacity: float) -> ActiveBlocks:
-    """The first blocks of a list, as many as a share of all."""
-    rows = max(1, int(capacity * active.capacity))
-    block_map = torch.where(active.block_map < rows, active.block_map, -1)
-    return ActiveBlocks(active.indices[:rows], active.count.clamp(max=rows), active.total, block_map, active.grid)

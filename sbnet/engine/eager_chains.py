@@ -4,20 +4,16 @@ that join its launch. They read and write active blocks, forward and backward; e
 
 from __future__ import annotations
 
-import functools
-import weakref
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sbnet.engine.eager_passes import Plane, Route, first_derivatives, left_out, like
 from sbnet.geometry import conv_output_size
 from sbnet.ops.common import is_channels_last
 from sbnet.ops.masked.conv_grad import input_gradient, masked_gradient, read_lists
-
-if TYPE_CHECKING:
-    from sbnet.active import ActiveBlocks, Fringe
 
 _ops = torch.ops.sbnet
 CLEAN = "_sbnet_clean"  # note of a gradient: how many pixels next to its active blocks are 0, at that version
@@ -26,43 +22,6 @@ CLEAN = "_sbnet_clean"  # note of a gradient: how many pixels next to its active
 def told(name: str, param: float) -> bool:
     """Does what an activation gives say what its gradient is?"""
     return name in ("relu", "relu6") or (name == "leaky_relu" and param > 0)
-
-
-def like(x: Tensor, shape: Any) -> Tensor:
-    """Unwritten, in x's memory format: no view: autograd refuses to write to one in place."""
-    form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
-
-
-@dataclass
-class Plane:
-    """The list that a layer writes: its blocks, and rings around them by their width."""
-
-    active: ActiveBlocks
-    rings: dict[int, Fringe]
-
-    def lists(self) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-        a = self.active
-        return a.indices, a.count, a.block_map, a.grid.numbers()
-
-    def edge(self, width: int) -> tuple[Tensor | None, Tensor | None]:
-        """The ring of so many pixels; of none at all for 0."""
-        return (self.rings[width].pixels, self.rings[width].count) if width else (None, None)
-
-
-def first_derivatives(backward: Any) -> Any:
-    """Decorates a backward pass that has no gradient itself: it raises where one would be recorded."""
-
-    @functools.wraps(backward)
-    def run(ctx: Any, *grads: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "sbnet: masked: create_graph: expected a context with a capacity (capacity=1.0 keeps every block), "
-                "whose gradients can be differentiated, got capacity=None"
-            )
-        return backward(ctx, *grads)
-
-    return run
 
 
 class Pool(torch.autograd.Function):
@@ -92,74 +51,21 @@ class Pool(torch.autograd.Function):
         return found, *[None] * 9
 
 
-class Passes:
-    """Which backward pass it is, for what is held between its nodes: another that is begun inside would lose that."""
-
-    def __init__(self) -> None:
-        self._task = -1
-        self._left: set[int] = set()  # passes that another one found unfinished
-
-    def begins(self, unfinished: bool) -> bool:
-        """Is it another one than at the last call? unfinished: is there something held for that one?
-
-        Raises:
-            RuntimeError: it has been left unfinished for another. (One that failed is left, too, and never comes back.)
-        """
-        task = torch._C._current_graph_task_id()
-        if task in self._left:
-            raise RuntimeError(
-                "sbnet: masked: expected one backward pass at a time over the layers of a context, got one that was "
-                "begun inside another, as by a hook"
-            )
-        if task == self._task:
-            return False
-        if unfinished:
-            self._left.add(self._task)
-        self._task = task
-        return True
-
-
-class Readers:
-    """The layers that read an open map. In a backward pass they hold what they give of it for the last one, which adds
-    it to its own: autograd would add whole planes."""
-
-    def __init__(self, source: Any, plane: Plane) -> None:
-        self.source, self._plane = source, plane
-        self._nodes: list[weakref.ref] = []
-        self._pass, self._last = Passes(), True
-        self._held: Tensor | None = None
-        self._done: set[int] = set()
-
-    def join(self, node: Any) -> int:
-        self._nodes.append(weakref.ref(node))
-        return len(self._nodes) - 1
-
-    def take(self, reader: int) -> Tensor | None:
-        """What the others held, for the last one; before it gives its own."""
-        if self._pass.begins(not self._last):
-            self._held, self._done = None, set()
-        self._done.add(reader)
-        rest = [node() for k, node in enumerate(self._nodes) if k not in self._done]
-        self._last = not any(node is not None and torch._C._will_engine_execute_node(node) for node in rest)
-        held = self._held
-        if self._last:
-            self._held = None
-        return held if self._last else None
-
-    def give(self, grad: Tensor | None, taken: Tensor | None) -> Tensor | None:
-        """The map's gradient from the last one; from the others nothing, yet. taken: what is still to be added."""
-        if self._last:
-            return self._sum(grad, taken)
-        self._held = self._sum(grad, self._held)
-        return None
-
-    def _sum(self, a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        if a is None or b is None:
-            return b if a is None else a
-        indices, count, _, grid = self._plane.lists()
-        found = like(a, a.shape)
-        _ops.sparse_pointwise_(a, b, None, None, None, indices, count, grid, "add a", found, None, None)
-        return found
+def of_sum(of: Norm | Conv, ctx: Any, grad: Tensor, ring: int = 0) -> Tensor:
+    """The gradient of what an activation was of, in the blocks and, 0, in a ring around them."""
+    if of.activation == "none":
+        return grad
+    x, weight, *_, bias, given = ctx.saved_tensors
+    z = _still(ctx.given) if given is None else given
+    if z is None:
+        z = like(x, grad.shape)
+        replace(of, activation="none").run(z, x, weight, bias, ctx.residual, 0)
+    found = like(z, z.shape)
+    indices, count, _, grid = of.plane.lists()
+    _ops.sparse_activation_grad_(
+        grad, z, None, indices, count, grid, of.activation, of.param, found, *of.plane.edge(ring)
+    )
+    return found
 
 
 @dataclass
@@ -246,24 +152,12 @@ class Conv:
         return x.detach(), self.same, self.turned, bias, out
 
     def gradients(self, ctx: Any, grad: Tensor, others: Tensor | None) -> tuple:
-        x, same, turned, bias, given = ctx.saved_tensors
-        given = _still(ctx.given) if given is None else given
+        x, same, turned, bias, _ = ctx.saved_tensors
         lists = indices, count, block_map, grid = self.plane.lists()
         need_x, need_weight, need_bias = ctx.needs_input_grad[1:4]
         ring = self.reach if need_x and self.exact else 0
-        clean = clean_pixels(grad)
-        if self.activation != "none":
-            z = given
-            if z is None:
-                z = like(x, grad.shape)
-                replace(self, activation="none").run(z, x, None, bias, ctx.residual, 0)
-            g = like(z, z.shape)
-            _ops.sparse_activation_grad_(
-                grad, z, None, indices, count, grid, self.activation, self.param, g, *self.plane.edge(ring)
-            )
-            clean = ring
-        else:
-            g = grad
+        g = of_sum(self, ctx, grad, ring)
+        clean = clean_pixels(grad) if g is grad else ring
         whole = need_x and (self.x_plane is None or not self.exact)
         if whole or clean < ring:
             g = masked_gradient(g, block_map, grid)
@@ -319,13 +213,15 @@ class Conv:
 
 class Layer(torch.autograd.Function):
     """A layer of either kind. `at`: its result's memory, a map that it changes; or None. added: 1 where the residual is
-    a tensor of its own, 2 where it is `at`."""
+    a tensor of its own, 2 where it is `at`; since: not in the layer of `before`, the map whose layer this one joins."""
 
     @staticmethod
     def forward(
-        ctx: Any, at: Tensor | None, x: Tensor, weight: Any, bias: Any, residual: Any, of: Any, now: bool, added: int
-    ) -> Tensor:
+        ctx: Any, at: Tensor | None, x: Tensor, weight: Any, bias: Any, residual: Any, of: Any, now: bool, added: int,
+        before: Tensor | None, since: bool,
+    ) -> Tensor:  # fmt: skip
         ctx.set_materialize_grads(False)
+        ctx.route, ctx.joined, ctx.since = Route(), False, since
         ctx.of, ctx.added, ctx.residual, ctx.given = of, added, None, None
         ctx.read = ctx.read_residual = None  # Readers of x and of the residual, and which of them this is
         out = like(x, of.shape(x, weight)) if at is None else at
@@ -342,9 +238,14 @@ class Layer(torch.autograd.Function):
     @staticmethod
     @first_derivatives
     def backward(ctx: Any, grad: Tensor | None) -> tuple:  # type: ignore[override]
+        if left_out(ctx):
+            return (None,) * 10
         taken = None if ctx.read is None else ctx.read[0].take(ctx.read[1])
-        found = weight = bias = added = None  # of a map that became another before anything was computed
-        if grad is not None:
+        found = weight = bias = added = before = None  # of a map that became another before anything was computed
+        if grad is not None and ctx.route.before is not None and ctx.route.before.through():
+            before = of_sum(ctx.of, ctx, grad)
+            added = before if ctx.since else None
+        elif grad is not None:
             found, weight, bias, added, taken = ctx.of.gradients(ctx, grad, taken)
         if ctx.read is not None:
             found = ctx.read[0].give(found, taken)
@@ -352,7 +253,7 @@ class Layer(torch.autograd.Function):
         if ctx.read_residual is not None:
             readers, own = ctx.read_residual
             residual = readers.give(residual, readers.take(own))
-        return of_at, found, weight, bias, residual, None, None, None
+        return of_at, found, weight, bias, residual, None, None, None, before, None
 
 
 def _still(given: tuple[Tensor, int] | None) -> Tensor | None:

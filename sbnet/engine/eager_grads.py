@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sbnet.engine.eager_chains import Passes, first_derivatives
+from sbnet.engine.eager_passes import Passes, first_derivatives
 
 _ops = torch.ops.sbnet
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -206,6 +205,7 @@ def add(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
         if found is not None:
             return found
         maps.settle(input)
+        maps.settle(other)
     return mode.kept(_Sum.apply(input, other, mode.active(input.shape[2:])))
 
 
@@ -228,9 +228,12 @@ def add_(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
         return None
     if whole(mode, input.shape[2:]):
         return densely(mode, T.add_, input, other)
-    found = None if (maps := open_of(mode)) is None else maps.add(input, other, True)
-    if found is not None:
-        return found
+    if (maps := open_of(mode)) is not None:
+        found = maps.add(input, other, True)
+        if found is not None:
+            return found
+        maps.settle(input)
+        maps.settle(other)
     return mode.kept(_SumInPlace.apply(input, other, mode.active(input.shape[2:])))
 
 
@@ -352,38 +355,3 @@ TAKES_OPEN = {
     in (conv2d, batch_norm, group_norm, instance_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, *LOSSES.values())
     or getattr(layer, "activates", False)
 }
-
-
-class Stacks(torch.autograd.graph.saved_tensors_hooks):
-    """What is saved of feature maps that are 0 outside of the active blocks: stacks of those blocks.
-
-    Maps are known by their memory, as long as the tensor that was noted is there: what autograd saves of it is another.
-    """
-
-    def __init__(self, mode: masked) -> None:
-        self._mode, self._noted = weakref.proxy(mode), {}  # type: ignore[var-annotated]
-        super().__init__(self._pack, self._unpack)
-
-    def note(self, x: Tensor) -> None:
-        at = x.data_ptr()
-        self._noted[at] = (tuple(x.shape), x.stride(), x.dtype)
-        weakref.finalize(x, self._noted.pop, at, None)
-
-    def _pack(self, x: Tensor) -> Any:
-        if self._noted.get(x.data_ptr()) != (tuple(x.shape), x.stride(), x.dtype) or not x.numel():
-            return x
-        active = self._mode.active(x.shape[2:])
-        grid = active.grid.numbers()
-        lists = (active.indices, active.count, active.block_map)
-        with torch.no_grad():
-            return _ops.sparse_gather(x.detach(), *lists, grid, False, True), lists, grid, x.shape, x.stride()
-
-    def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        blocks, lists, grid, shape, stride = packed
-        base = blocks.new_zeros(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
-        if stride[1] != 1:
-            base = blocks.new_zeros(shape)
-        with torch.no_grad():
-            return _ops.sparse_scatter(blocks, *lists, base, grid, False, False, False)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sbnet.engine.eager_chains import Plane, first_derivatives, like, note_clean
+from sbnet.engine.eager_chains import note_clean
+from sbnet.engine.eager_passes import Plane, first_derivatives, like
 from sbnet.engine.eager_whole import densely, whole
 from sbnet.engine.modes import open_of
 

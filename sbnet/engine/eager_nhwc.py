@@ -84,13 +84,6 @@ def add(mode: masked, input: Tensor, other: Any, alpha: Any = 1) -> Tensor | Non
     return mode.as_nhwc((input + other).permute(0, 3, 1, 2))
 
 
-def mul(mode: masked, input: Tensor, other: Any) -> Tensor | None:
-    """By numbers of images and channels, the same."""
-    if isinstance(other, Tensor) and (other.dim() != 4 or other.shape[1:3] != (1, 1)):
-        return None
-    return mode.as_nhwc((input * other).permute(0, 3, 1, 2))
-
-
 def by_any(mode: masked, func: Any, writes: str | None, args: Any, kwargs: dict[str, Any]) -> Any:
     """What any other op gives of such maps. In place it works on a copy, as on others."""
     if not writes:
@@ -115,7 +108,5 @@ def _again(mode: masked, out: Any) -> Any:
 
 T = torch.Tensor
 IN_NHWC: dict[Any, Any] = {
-    F.layer_norm: layer_norm, F.linear: linear, F.gelu: gelu, torch.add: add, T.add: add,
-    T.__add__: add, torch.mul: mul, T.mul: mul, T.__mul__: mul,
+    F.layer_norm: layer_norm, F.linear: linear, F.gelu: gelu, torch.add: add, T.add: add, T.__add__: add,
 }  # fmt: skip
-NHWC_TAKES_OPEN = {func for func, layer in IN_NHWC.items() if layer is not mul}

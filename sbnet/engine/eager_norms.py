@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.engine.eager_chains import Plane, first_derivatives, like, note_clean
+from sbnet.engine.eager_chains import note_clean
+from sbnet.engine.eager_passes import Plane, first_derivatives, like
 from sbnet.ops.common import is_channels_last
 from sbnet.ops.masked.norm import MOST_CHANNELS
 

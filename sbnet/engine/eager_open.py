@@ -10,18 +10,19 @@ for who still holds it when the context ends. Gradients between these layers are
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, Readers, fits, told
+from sbnet.engine.eager_chains import Conv, Layer, Norm, Pool, fits, told
 from sbnet.engine.eager_grads import Groups
 from sbnet.engine.eager_losses import Product, Total
 from sbnet.engine.eager_nhwc import BASE, base_of
 from sbnet.engine.eager_norms import Norm2d
 from sbnet.engine.eager_once import Counts, Weights, conv_weight
+from sbnet.engine.eager_passes import Plane, Readers, Route
 from sbnet.engine.eager_response import Responses
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
@@ -62,6 +63,7 @@ class _Pending:
     bias: Any
     residual: Any = None
     added: int = 0
+    before: weakref.ref | None = None  # the map whose layer it is, before the residual was added
 
 
 @dataclass
@@ -74,6 +76,7 @@ class _Open:
     wants_ring: int = 0  # pixels around the gradient that are wanted to be 0
     node: Any = None  # its grad_fn when it was noted: where another made it since, what is pending is not its history
     readers: Readers | None = None
+    route: Route = field(default_factory=Route)
 
 
 class OpenMaps:
@@ -96,6 +99,8 @@ class OpenMaps:
 
     def _add(self, x: Tensor, known: _Open) -> Tensor:
         known.node = x.grad_fn
+        if known.pending is not None and known.node is not None:
+            known.route = known.node.route
         x.__dict__[OPEN] = known
         self._seen.append(weakref.ref(x))
         return self._mode.kept(x)
@@ -105,7 +110,10 @@ class OpenMaps:
         known = self.of(x)
         if known is None or known.pending is None or known.node is not x.grad_fn:
             return None
-        return known, known.pending
+        p = known.pending
+        given = (p.x, p.weight, p.bias, p.residual)
+        wants = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in given)
+        return None if wants and known.node is None else (known, p)  # not what was made without gradients
 
     def settle(self, x: Any, ring: int = 0) -> None:
         """Computes what is pending. ring: pixels next to its blocks that shall be 0."""
@@ -113,6 +121,7 @@ class OpenMaps:
         if known is None or known.pending is None:
             return
         p, known.pending = known.pending, None
+        known.route.computed = True
         with torch.no_grad():
             p.of.run(x, p.x, p.weight, p.bias, x if p.added == 2 else p.residual, ring)
         known.ring = ring
@@ -194,11 +203,19 @@ class OpenMaps:
 
     # ---- layers
 
-    def _layer(self, at: Tensor | None, p: _Pending, now: bool, of: Any = None) -> Tensor:
-        """A layer's node. Who reads the same open map adds up its gradient with this one."""
+    def _layer(
+        self, at: Tensor | None, p: _Pending, now: bool, of: Any = None, before: Tensor | None = None,
+        since: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """A layer's node. Who reads the same open map adds up its gradient with this one. before: whose layer it joins;
+        since: is the residual not in that?"""
         residual = p.residual if p.added == 1 else None
-        out = Layer.apply(at, p.x, p.weight, p.bias, residual, p.of if of is None else of, now, p.added)
+        of = p.of if of is None else of
+        out = Layer.apply(at, p.x, p.weight, p.bias, residual, of, now, p.added, before, since)
         if out.grad_fn is not None:
+            known = self.of(before)
+            if known is not None and known.node is not None:
+                out.grad_fn.route.before, known.node.joined = known.route, True
             out.grad_fn.read = self._read(p.x, out.grad_fn)
             out.grad_fn.read_residual = self._read(residual, out.grad_fn)
         return out
@@ -294,13 +311,21 @@ class OpenMaps:
             if x.grad_fn is not None:
                 x.grad_fn.of, x.grad_fn.given = of, (x.detach(), x._version)  # type: ignore[attr-defined]
             return self._add(x, _Open(known.plane, None, ring=1))
+        before: Tensor | None = x
         if inplace:
+            before = None if p.before is None else p.before()
+            if before is None and known.route.through():  # of a map that nobody holds, and whose gradient is wanted
+                self.settle(x)
+                return None
             known.pending = None
-        out = self._layer(x if inplace else None, p, True, of)
+        out = self._layer(x if inplace else None, p, True, of, before, since=inplace)
         return self._add(out, _Open(known.plane, None, ring=1))
 
     def add(self, a: Tensor, b: Tensor, inplace: bool) -> Tensor | None:
         """Of two maps, as the residual of the one that is pending; None where neither is."""
+        if inplace and a._is_view():  # autograd runs what writes a view inside a node of its own, which has no notes
+            self.settle(b)
+            return None
         for x, other in ((a, b), (b, a)):
             found = self._pending(x)
             if found is None or found[1].added or found[1].of.activation != "none":
@@ -308,9 +333,12 @@ class OpenMaps:
             known, p = found
             self.settle(other)
             p = replace(p, added=2) if inplace and x is not a else replace(p, residual=other, added=1)
-            if inplace and x is a:
+            before = None if inplace and x is a else x
+            if before is None:
                 known.pending = None
-            return self._add(self._layer(a if inplace else None, p, False), _Open(known.plane, p))
+            else:
+                p.before = weakref.ref(x)
+            return self._add(self._layer(a if inplace else None, p, False, before=before), _Open(known.plane, p))
         return None
 
     def pool(

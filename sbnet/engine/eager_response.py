@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sbnet.engine.arguments import FLOATS
-from sbnet.engine.eager_chains import first_derivatives
 from sbnet.engine.eager_nhwc import base_of
+from sbnet.engine.eager_passes import first_derivatives
 from sbnet.ops.common import pixels_of
 
 if TYPE_CHECKING:

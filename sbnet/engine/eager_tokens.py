@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.engine.eager_unseen import in_parts
+from sbnet.engine.eager_unseen import in_parts, refuse_statistics
 from sbnet.engine.eager_writes import with_views
 from sbnet.geometry import Pair
 
@@ -58,13 +58,14 @@ def refused(got: str, expected: str) -> NotImplementedError:
 
 
 class Tokens(NamedTuple):
-    """A dimension `at` that counts `prefix` rows, the pixels of a plane of this size, and `suffix` rows. Images are
-    dimension 0, or 1 if tokens are 0."""
+    """A dimension `at` that counts `prefix` rows, the pixels of a plane of this size, and `suffix` rows, and the one of
+    images, which is None where a batch of one was squeezed away."""
 
     size: Pair
     prefix: int
     suffix: int
     at: int
+    images: int | None = 0
 
     @property
     def rows(self) -> int:
@@ -97,6 +98,8 @@ class TokenNotes:
         if name in PRODUCTS and sum(note not in (None, ROWS) for note in known) > 1:
             raise refused(f"{name} of tokens with tokens", "`scaled_dot_product_attention`, or no such product")
         note = self.of(args[0]) if args and isinstance(args[0], Tensor) else None
+        if note is not None and note != ROWS:
+            refuse_statistics(name, args, kwargs, "of pixels in another arrangement than [N,C,H,W]")
         if name in ("cat", "concat", "concatenate"):
             return self._joined(args, kwargs, func(*args, **kwargs))
         if move or (name in MOVES_TOO and note is not None):
@@ -195,7 +198,7 @@ class TokenNotes:
             k, n = held[0]
             before, behind = (sum(t.shape[dim] for t in some) for some in (parts[:k], parts[k + 1 :]))
             return self._noted(out, n._replace(prefix=n.prefix + before, suffix=n.suffix + behind))
-        if held and all(n == held[0][1] for n in notes) and held[0][1].at != dim:
+        if held and all(n == held[0][1] for n in notes) and dim not in (held[0][1].at, held[0][1].images):
             return self._noted(out, held[0][1])
         return self._noted(out, LOOSE)
 
@@ -212,15 +215,17 @@ class TokenNotes:
             return pytree.tree_map(functools.partial(self._computed, name, held), out)
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return out
-        images = int(held.at == 0)
-        if out.dim() < 2 or out.dim() <= held.at or out.shape[held.at] != held.rows:
+        images = held.images
+        if out.dim() < 2 or out.dim() <= max(held.at, images or 0) or out.shape[held.at] != held.rows:
             return self._noted(out, LOOSE) if out.dim() else out
-        if out.shape[images] != len(self.context.mask):
+        if images is not None and out.shape[images] != len(self.context.mask):
             return self._noted(out, LOOSE)
         if name not in KEEP_ZEROS:
-            seen = self.active(held) if images == 0 else self.active(held).t()
+            seen = self.active(held) if images is None or images < held.at else self.active(held).t()
             shape = [1] * out.dim()
-            shape[images], shape[held.at] = out.shape[images], held.rows
+            shape[held.at] = held.rows
+            if images is not None:
+                shape[images] = out.shape[images]
             out = torch.where(seen.reshape(shape), out, out.new_zeros(()))
         return self._noted(out, held)
 
@@ -232,9 +237,14 @@ class TokenNotes:
         keepdim = bool(rest[1] if len(rest) > 1 else kwargs.get("keepdim", kwargs.get("keepdims", False)))
         if tokens.at not in dims:
             out = func(*args, **kwargs)
-            at = tokens.at if keepdim else tokens.at - sum(d < tokens.at for d in dims)
-            return self._noted(out, tokens._replace(at=at)) if isinstance(out, Tensor) else out
-        if name not in MEANS or dims != [tokens.at] or not tokens.at:
+            at, images = tokens.at, tokens.images
+            if images in dims:
+                return self._noted(out, LOOSE)
+            if not keepdim:
+                at = at - sum(d < at for d in dims)
+                images = images if images is None else images - sum(d < images for d in dims)
+            return self._noted(out, tokens._replace(at=at, images=images)) if isinstance(out, Tensor) else out
+        if name not in MEANS or dims != [tokens.at] or tokens.images != 0:
             return func(*args, **kwargs)  # of zeros, as any layer
         count = self.active(tokens).sum(1).clamp(min=1)
         shape = [1] * x.dim()
@@ -255,7 +265,7 @@ class TokenNotes:
         keys = self.active(tokens)
         keys = keys | ~keys.any(1, keepdim=True)  # a softmax of nothing is NaN
         if func is F.multi_head_attention_forward:
-            if tokens.at != 0 or kwargs.get("is_causal"):
+            if (tokens.at, tokens.images) != (0, 1) or kwargs.get("is_causal"):
                 raise refused("another order, or causal attention", "[tokens,N,channels], all of which are seen")
             hidden, given = ~keys, kwargs.get("key_padding_mask")
             if given is not None:
@@ -264,7 +274,12 @@ class TokenNotes:
                 hidden = torch.zeros(keys.shape, dtype=q.dtype, device=q.device).masked_fill(hidden, -torch.inf)
             out, weights = func(*args, **{**kwargs, "key_padding_mask": hidden})
             return self._computed("attention", tokens, out), weights
-        if name != "scaled_dot_product_attention" or tokens.at != k.dim() - 2 or k.shape[0] != len(keys):
+        if (
+            name != "scaled_dot_product_attention"
+            or tokens.at != k.dim() - 2
+            or tokens.images != 0
+            or len(k) != len(keys)
+        ):
             raise refused(f"{name} of another order", "[N,heads,tokens,channels]")
         mask = args[3] if len(args) > 3 else kwargs.pop("attn_mask", None)
         if kwargs.get("is_causal") or (len(args) > 5 and args[5]):
@@ -287,16 +302,26 @@ def _looked_up(func: Any, shape: tuple[int, ...], tokens: Tokens, given: str, he
         x = index.view(view).expand(shape)
     else:
         x = index.view([count if d == at else 1 for d in range(len(shape))]).expand(shape)
+    images = torch.arange(1 if tokens.images is None else shape[tokens.images], dtype=torch.int32, device="cpu")
+    of = images.view([-1 if d == tokens.images else 1 for d in range(len(shape))]).expand(shape)
     try:
-        out = func(x, *args, **kwargs)
+        out, owners = func(x, *args, **kwargs), func(of, *args, **kwargs)
     except (RuntimeError, TypeError):  # of numbers that are no integers alone
         return []
-    return [_where(t, tokens) for t in (out if isinstance(out, (tuple, list)) else [out])]
+    pairs = zip(out, owners, strict=True) if isinstance(out, (tuple, list)) else [(out, owners)]
+    return [_where(t, tokens, owner, images) for t, owner in pairs]
 
 
-def _where(t: Any, tokens: Tokens) -> Any:
+def _where(t: Any, tokens: Tokens, owner: Tensor, images: Tensor) -> Any:
     if not isinstance(t, Tensor) or t.dim() < 2:
         return LOOSE
+
+    rest = [1] * (t.dim() - 1)
+    at_images = [
+        d for d in range(t.dim())
+        if owner.shape[d] == len(images) and bool((owner.movedim(d, 0) == images.view(-1, *rest)).all())
+    ]  # fmt: skip
+
     size, pixels = tokens.size, tokens.size[0] * tokens.size[1]
     for at in range(t.dim()):
         lines = t.movedim(at, 0).flatten(1)
@@ -309,10 +334,15 @@ def _where(t: Any, tokens: Tokens) -> Any:
         if len(first) < 2 or not torch.equal(first, torch.arange(start, end, dtype=first.dtype, device="cpu")):
             continue
         if start <= tokens.prefix and end >= tokens.prefix + pixels:
-            return Tokens(size, tokens.prefix - start, end - tokens.prefix - pixels, at)
+            found = next((d for d in at_images if d != at), None)
+            if found is None and len(images) > 1:
+                return LOOSE
+            return Tokens(size, tokens.prefix - start, end - tokens.prefix - pixels, at, found)
     if bool((t < tokens.prefix).all()) or bool((t >= tokens.prefix + pixels).all()):
         return ROWS
     plane = torch.arange(pixels, dtype=t.dtype, device="cpu").view(size) + tokens.prefix
+    if 0 not in at_images:
+        return LOOSE
     if t.dim() == 4 and t.shape[2:] == plane.shape and bool((t == plane).all()):
         return MAP
     if t.dim() == 4 and t.shape[1:3] == plane.shape and bool((t == plane[None, :, :, None]).all()):

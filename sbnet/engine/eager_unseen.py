@@ -8,9 +8,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.engine.arguments import FLOATS
+from sbnet.engine.modes import ENTERED
 from sbnet.ops.common import constant_in_traces
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ STATISTICS = {
 }  # fmt: skip
 
 _compiled: list[bool] = []  # was an op ever traced inside a context?
+_watched: list[Any] = []  # kinds of torch.jit's callables
 
 
 @constant_in_traces
@@ -38,6 +41,25 @@ def in_parts() -> bool:
     return bool(_compiled)
 
 
+def watch_scripts() -> None:
+    """No mode sees what code of torch.jit computes, and without gradients it leaves no nodes either: from the first
+    context on, its calls are looked at."""
+    for kind in () if _watched else (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        _watched.append(kind)
+        kind.__call__ = _looked_at(kind.__call__)  # type: ignore[method-assign]
+
+
+def _looked_at(call: Any) -> Any:
+    def run(script: Any, *args: Any, **kwargs: Any) -> Any:
+        context: Any = getattr(ENTERED, "inside", None)
+        for t in pytree.tree_leaves((args, kwargs)) if context else ():
+            if isinstance(t, Tensor) and (context.is_map(t) or context.carries(t)):
+                raise refused(f"a feature map given to {script.name} of torch.jit", "modules that run eagerly")
+        return call(script, *args, **kwargs)
+
+    return run
+
+
 class Unseen:
     """Finds feature maps of code that no mode of functions sees: of torch.jit, of a replica in another thread, of C++.
     PyTorch numbers the nodes of a thread's graph: those made between two ops that were seen are of such code."""
@@ -45,6 +67,7 @@ class Unseen:
     def __init__(self) -> None:
         self._next, self._between = torch.autograd._get_sequence_nr(), list[range]()
         self.others = False  # were there ops that were seen?
+        watch_scripts()
 
     def before(self, context: masked, args: Any) -> None:
         """Raises where an op's arguments are such feature maps."""
@@ -75,11 +98,21 @@ class Unseen:
             raise refused(f"a feature map by {name} of {unseen}", "modules that run eagerly in its thread")
 
 
-def refuse_statistics(context: masked, name: str, args: Any) -> None:
-    """Raises where an op takes statistics of all pixels."""
-    running = name in ("batch_norm", "native_batch_norm") and len(args) > 5 and not args[5]
-    if name in STATISTICS and not running and any(isinstance(t, Tensor) and context.is_map(t) for t in args):
-        raise statistics_refused(f"torch.{name}", "torch.nn's modules or functions")
+def refuse_statistics(name: str, args: Any, kwargs: dict[str, Any], what: str = "") -> None:
+    """Raises where an op of feature maps takes statistics of all pixels."""
+    if name not in STATISTICS:
+        return
+    given = args[5:6] or [kwargs[k] for k in ("training", "use_input_stats") if k in kwargs]
+    own = given[0] if given else name != "batch_norm"
+    if own or not name.endswith(("batch_norm", "instance_norm")):
+        expected = "modules or functions of torch.nn, and maps [N,C,H,W]"
+        raise statistics_refused(f"{name} {what}" if what else f"torch.{name}", expected)
+
+
+def refuse_dtype(x: Tensor) -> None:
+    """Raises where a map was cast to what no op on active blocks takes."""
+    if x.dtype not in FLOATS:
+        raise refused(f"one that became {x.dtype}", "maps of float32, float16 or bfloat16")
 
 
 def refuse_convolution(context: masked, op: str, x: Tensor) -> None:

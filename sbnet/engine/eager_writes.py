@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # They give their argument another shape or other memory.
 REMADE = {
-    "resize_", "resize_as_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
+    "resize_", "resize_as_", "set_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
+    "an assignment to .data", "an assignment to .real",
 }  # fmt: skip
 COPY = "_sbnet_copy"  # a note: PyTorch would have given a view of the map
 # Compute nothing: what they give has been masked, or is the network's input.
@@ -44,8 +45,10 @@ def with_views(mode: masked, func: Any, args: Any, kwargs: dict[str, Any], run: 
     """
     maps = open_of(mode)
     name = named(func)[0]
-    if name in REMADE and args and isinstance(args[0], Tensor) and mode.keeps(args[0]):
-        raise ValueError(f"sbnet: masked: expected a map to keep its shape and memory, got {name}")
+    if name == "__set__":
+        name = f"an assignment to .{getattr(getattr(func, '__self__', None), '__name__', '')}"
+    if name in REMADE and args and isinstance(args[0], Tensor) and mode.carries(args[0]):
+        raise moved_memory(name)
     through = [] if maps is None else _maps_through(mode, *_written(func, args, kwargs))
     if maps is None or not through:
         return run()
@@ -57,6 +60,10 @@ def with_views(mode: masked, func: Any, args: Any, kwargs: dict[str, Any], run: 
         x.copy_(sparse_fill(x, mode.active(x.shape[2:])))
         mode.kept(x)
     return out
+
+
+def moved_memory(got: str) -> ValueError:
+    return ValueError(f"sbnet: masked: expected a map to keep its shape and memory, got {got}")
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

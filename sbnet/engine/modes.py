@@ -14,7 +14,7 @@ import torch
 from sbnet.graph.exporting import no_autocast
 
 F = TypeVar("F", bound=Callable[..., Any])
-# `inside` of a thread that is in a `with sbnet.masked(...)`: modes of functions are a thread's own.
+# `inside`: the `sbnet.masked` that a thread is in, or False: modes of functions are a thread's own.
 ENTERED = threading.local()
 
 

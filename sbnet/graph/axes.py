@@ -83,13 +83,16 @@ class Axes:
         return pixels.expand(lengths).reshape(shape)
 
 
-def in_order(axes: Axes) -> bool:
-    """Images, channels, rows and columns in this order, as a reshape of [N,C,H,W] has them, which parts neither of the
-    first two."""
-    atoms = [name for dim in axes.dims for name, length in dim if length > 1]
-    wanted = [name for name in "NCHW" if name in atoms]
-    first, second = (dim[0][0] if len(dim) == 1 else "" for dim in axes.dims[:2])
-    return atoms == wanted and first in ("N", "?") and second in ("C", "?")
+def planes_of(axes: Axes) -> tuple[int, ...] | None:
+    """The shape of the maps [N,C,H,W] of which a tensor with these axes is a reshape [N,G,...], G groups of channels
+    being all or some of their dimension. None of any other tensor."""
+    atoms = _join([atom for dim in axes.dims for atom in dim if atom[1] > 1])
+    lengths = dict(atoms)
+    shape = tuple(lengths.get(name, 1) for name in "NCHW")
+    images = _product(length for _, length in axes.dims[0])
+    groups = axes.dims[1] if len(axes.dims) > 2 else (("?", 0),)
+    whole = [name for name, _ in atoms] == [name for name in "NCHW" if name in lengths] and images == shape[0]
+    return shape if whole and all(name[0] in "C?" and length for name, length in groups) else None
 
 
 def is_tokens(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.graph.axes import Axes, in_order
+from sbnet.graph.axes import Axes, planes_of
 from sbnet.graph.builder import PLANNED_DTYPES, Builder, Call, back, feature_map, is_channels, rule
 from sbnet.graph.ir import Ref, Step, Value
 
@@ -45,8 +45,8 @@ def _of_planes(b: Builder, call: Call, groups: int) -> Value | None:
     raw = call.args[0]
     if raw.size is None or not isinstance(call.made, Tensor):
         return None
-    shape = (*raw.shape[:2], *raw.size)
-    if not in_order(raw.axes):
+    shape = planes_of(raw.axes)
+    if shape is None:
         raise _no_norm(call, "of planes as they lie in [N,C,H,W], flat or not, got another arrangement")
     if call.made.dtype not in PLANNED_DTYPES:
         raise _no_norm(call, f"of float32, float16 or bfloat16, got {call.made.dtype}")
@@ -56,6 +56,11 @@ def _of_planes(b: Builder, call: Call, groups: int) -> Value | None:
         x.axes = Axes.planes(shape)
     given = {name: call.argument(name) for name in ("weight", "bias")}
     params = {name: value for name, value in given.items() if value is not None}
+    if (each := shape[1] // raw.shape[1]) > 1:  # channels in a group, of which the weights have one number
+        like = torch.empty(shape[1], dtype=x.dtype, device="meta")
+        for name, value in params.items():
+            label = f"{call.label}_{name}s"
+            params[name] = b.read(ATEN.repeat_interleave.self_int, (value, each), {}, like, label, call.path, call.line)
     if any(value.dtype != x.dtype for value in params.values()):
         raise _no_norm(call, f"with weights of {x.dtype}, got others")
     constant = all(value.constant for value in params.values())

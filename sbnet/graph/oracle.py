@@ -22,10 +22,10 @@ from sbnet.graph.axes import (
     VIEWS,
     WINDOWED,
     Axes,
-    in_order,
     infer,
     moves,
     op_name,
+    planes_of,
     reads_unseen_planes,
     tensors_in,
 )
@@ -205,10 +205,10 @@ class _NormsOfActivePixels(TorchFunctionMode):
             return _attention(*args, **kwargs)
         x = args[0] if args else None
         axes = self.axes_of(x) if func in (F.group_norm, F.instance_norm) else None
-        if axes is not None and axes.size is not None and x is not None and x.dim() != 4 and in_order(axes):
-            planes = x.reshape(*x.shape[:2], *axes.size)
-            return self.__torch_function__(func, types, (planes, *args[1:]), kwargs).reshape(x.shape)
-        found = active_norm(func, args, kwargs, self.masks)
+        shape = None if axes is None or axes.size is None else planes_of(axes)
+        found = None
+        if axes is None or axes.size is None or shape is not None:  # else of planes in another arrangement
+            found = active_norm(func, args, kwargs, self.masks, shape)
         return func(*args, **kwargs) if found is None else found
 
 
@@ -224,10 +224,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
 
 
 def active_norm(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], masks: Callable[[Pair], Tensor | None]
-) -> Tensor | None:
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], masks: Callable[[Pair], Tensor | None],
+    shape: tuple[int, ...] | None = None,
+) -> Tensor | None:  # fmt: skip
     """What the masked contract says of a call of F.group_norm, or of F.instance_norm without running statistics, on
-    feature maps; None of any other call."""
+    feature maps, which it may have as a reshape of shape [N,C,H,W]; None of any other call."""
     if func is F.group_norm:
         given = dict(zip(("input", "num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
     elif func is F.instance_norm:
@@ -237,13 +238,16 @@ def active_norm(
     else:
         return None
     x = given["input"]
-    if x.dim() != 4 or not given.get("use_input_stats", True):
+    shape = shape or tuple(x.shape)
+    if len(shape) != 4 or not given.get("use_input_stats", True):
         return None
-    mask = masks((x.shape[2], x.shape[3]))
+    mask = masks((shape[2], shape[3]))
     if mask is None:
         return None
-    weight, bias = given.get("weight"), given.get("bias")
-    return norm_whole(x, weight, bias, mask, "group", given["num_groups"], given.get("eps", 1e-5))
+    each = shape[1] // x.shape[1]
+    weight, bias = (v if v is None else v.repeat_interleave(each) for v in (given.get("weight"), given.get("bias")))
+    y = norm_whole(x.reshape(shape), weight, bias, mask, "group", given["num_groups"], given.get("eps", 1e-5))
+    return y.reshape(x.shape)
 
 
 def _run(

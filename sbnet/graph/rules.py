@@ -18,6 +18,7 @@ from sbnet.graph.builder import (
     is_map,
     order,
     plain,
+    product,
     rule,
     single,
     weights,
@@ -149,22 +150,39 @@ def _rearrange(b: Builder, call: Call, **options: Any) -> Value | None:
     return b.add("rearrange", call, [x], call.made.shape, options={**unchanged, **options})
 
 
+# Parts of [N,C,H,W], as a view and a permute leave them, that one more view makes [N,C,H,W] again.
+SHUFFLE = "N C1 C0 H W"
+UNSHUFFLE, UNSHUFFLE_PIXELS_FIRST = "N C H1 W1 H0 W0", "N H1 W1 C H0 W0"
+
+
 @rule("reshape", "flatten")
-def _shuffled_by_hand(b: Builder, call: Call) -> Value | None:
-    """[N,C,H,W] viewed as [N,groups,C/groups,H,W], the two swapped, and viewed as [N,C,H,W] again."""
+def _rearranged_by_hand(b: Builder, call: Call) -> Value | None:
+    """A shuffle of channels, or space to depth, that is written as a view, a permute and a view."""
     x, source = call.args[0], call.args[0]
     parts = [] if x.axes is None else [dim[0] for dim in x.axes.dims if len(dim) == 1]
-    if len(parts) != 5 or len(x.shape) != 5 or not is_map(call.made):
+    if len(parts) < 5 or len(parts) != len(x.shape) or not is_map(call.made):
         return None
-    names, (_, inner, outer, height, width) = [name for name, _ in parts], parts
     while source.view_of is None and source.producer is not None and source.producer.moves and not source.constant:
         source = source.producer.args[0]
-    if names != ["N", "C1", "C0", "H", "W"] or plain(source) is None or call.made.shape != source.shape:
+    if source.given:  # views of the input, which is not masked, are not masked either
         return None
-    if inner[1] * outer[1] != source.shape[1] or (height[1], width[1]) != source.plane:
+    if plain(source) is None or any(
+        product(n for name, n in parts if name[0] == letter) != length
+        for letter, length in zip("NCHW", source.shape, strict=True)
+    ):
         return None
-    options = {"up": 1, "down": 1, "groups": outer[1], "pad": (0, 0, 0, 0), "value": 0.0}
-    return b.add("rearrange", call, [source], source.shape, options=options)
+    form, lengths = " ".join(name for name, _ in parts), dict(parts)
+    n, c, h, w = source.shape
+    if form == SHUFFLE:
+        return _rearranged_to(b, call, source, source.shape, groups=lengths["C0"])
+    if form in (UNSHUFFLE, UNSHUFFLE_PIXELS_FIRST):
+        down, groups = lengths["H1"], 1 if form == UNSHUFFLE else c
+        return _rearranged_to(b, call, source, (n, c * down**2, h // down, w // down), down=down, groups=groups)
+    return None
+
+
+def _rearranged_to(b: Builder, call: Call, x: Value, shape: tuple[int, ...], **options: Any) -> Value | None:
+    return _rearrange(b, replace(call, args=[x]), **options) if tuple(call.made.shape) == shape else None
 
 
 # ---- channels

@@ -166,7 +166,7 @@ class Attentions:
     def _turned(self, b: Builder, call: Call, value: Value) -> tuple[Value, int, int, int, Tokens] | None:
         """Heads turned by tables (rotary embeddings), whatever the ops: what they make of a few vectors says how."""
         shown = self._turned_view(value)
-        if shown is None or len(value.shape) != 4 or value.shape != shown.shape:
+        if shown is None or len(value.shape) != 4:
             return None
         found = self._heads(b, call, shown, 2)
         if found is None:
@@ -197,7 +197,7 @@ class Attentions:
                 continue
             seen.add(id(one))
             shown = self._shown.get(id(one))
-            if shown is not None and len(shown.shape) == 4 and tokens_at(shown) == 2:
+            if shown is not None and shown.shape == value.shape and tokens_at(shown) == 2:  # not a part of it
                 found[id(shown)] = shown
                 continue
             if one.producer is None or one.producer.kind != "aten" or len(seen) > MOST_STEPS:

@@ -349,3 +349,18 @@ def test_recognition_frame_by_frame(tmp_path):
     assert [len(result.records) for result in seen] == [1, 1, 1]
     assert seen[0].density == 1
     assert all(result.density < 0.7 for result in seen[1:])
+
+
+def test_networks_by_module_and_name(tmp_path, monkeypatch):
+    """A network itself, or what makes one."""
+    (tmp_path / "of_mine.py").write_text(
+        "from torch import nn\n\nnet = nn.Conv2d(3, 3, 1)\n\n\ndef make():\n    return net\n\n\nnumber = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import of_mine
+
+    for name in ("net", "make"):
+        assert open_network(f"of_mine:{name}").model is of_mine.net
+    for name in ("number", "nothing"):
+        with pytest.raises(PipelineError):
+            open_network(f"of_mine:{name}")

@@ -181,7 +181,7 @@ def test_what_points_past_the_plane_is_padding(emulated):
 def test_packed_tokens(emulated, prefix, suffix):
     for size, grid in (
         ((13, 21), BlockGrid((6, 5), (4, 3), (-1, -2), (4, 8))),
-        ((40, 50), BlockGrid.cover((40, 50), 3)),
+        ((41, 50), BlockGrid.cover((41, 50), 4)),  # 21 rows a CTA
     ):
         active = random_active(grid, 2, 0.3, "cpu")
         want = pack_tokens(active, size, prefix, suffix, prefix + size[0] * size[1] + suffix + 9)

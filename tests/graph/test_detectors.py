@@ -6,7 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import sbnet
 from sbnet.graph.axes import op_name
@@ -143,6 +145,45 @@ def test_a_row_of_each_image_beside_the_channels_of_its_tokens(first):
 def test_dpts_run_its_functional_form_and_onnx_runtime_give_the_same(tmp_path):
     pytest.importorskip("onnxruntime")
     tokens.assert_every_form_gives_the_same(lively(dpt()), 96, tmp_path)
+
+
+class Resizes(TorchFunctionMode):
+    """What they give is held as what modules give is."""
+
+    def __init__(self, frames: Remembering) -> None:
+        super().__init__()
+        self.frames = frames
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return self.frames.remembered("resize", out) if func is F.interpolate else out
+
+
+def test_dpts_keep_the_frame_before():
+    """Tokens, class tokens beside channels, and planes of several sizes."""
+    net, side = lively(dpt()), 96
+    run = sbnet.sparsify(net, torch.randn(2, 3, side, side), mode="cached", block=1)
+    assert not dense_ops(run)
+    poison(run)
+    torchs, exact = Remembering(copy.deepcopy(net)), Remembering(copy.deepcopy(net).double())
+    before = None
+    for mask in (torch.ones(2, side, side), masks(side), torch.zeros(2, side, side), masks(side).flip(0)):
+        x, of, keep = torch.randn(2, 3, side, side), PlaneMasks(mask, 1), tokens.kept(mask, 16, 1)
+
+        def new(module, t, keep=keep, of=of):
+            if t.dim() == 4:  # but positions, which are resized, too
+                return of(t.shape[2:]) if len(t) == 2 else None
+            pixels = keep if t.shape[1] == keep.shape[1] else keep[:, 1:]
+            return pixels[:, :, None] if t.shape[:2] == pixels.shape else None
+
+        found = []
+        for frames in (torchs, exact):
+            with Resizes(frames):
+                found.append(frames(x.to(next(frames.net.parameters())), new))
+        got = run(x, mask, copy=True)
+        assert_holds(got, *found)
+        assert before is None or (got != before).any() == mask.any()
+        before = got
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_one_inside_another_is_refused():
     outer = sbnet.masked(mask)
     with outer:
         for inner in (outer, sbnet.masked(mask)):
-            with pytest.raises(RuntimeError, match="sbnet: masked: expected to be the only one"), inner:
+            with pytest.raises(RuntimeError, match="sbnet: masked: contexts cannot be nested"), inner:
                 pass
         assert outer.active(SIZE).capacity  # as before
     with sbnet.masked(mask), torch.no_grad():

@@ -288,3 +288,25 @@ def test_a_view_that_is_written(device):
         with DenseMasked(mask, BLOCK):
             wanted = run(x)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+FACTORS = {
+    "a number": float("inf"),
+    "of channels": torch.full((CHANNELS,), float("inf")),
+    "of images": torch.full((3, 1, 1, CHANNELS), float("inf")),
+    "of pixels": torch.full((3, *SIZE, CHANNELS), float("inf")),
+}
+
+
+@pytest.mark.parametrize("by", FACTORS)
+@torch.no_grad()
+def test_products_are_zero_outside_whatever_the_factor_is(device, by):
+    x, mask = data(device)
+    net = Net(timms).to(device)
+    factor = FACTORS[by].to(device) if isinstance(FACTORS[by], torch.Tensor) else FACTORS[by]
+    with sbnet.masked(mask, BLOCK) as active:
+        y = net.stem(x).permute(0, 2, 3, 1)
+        z = y * factor
+        inside = active.active(SIZE).pixel_mask(SIZE).permute(0, 2, 3, 1)
+    assert not z[~inside.expand_as(z)].any()
+    assert torch.equal(z[inside.expand_as(z)], (y * factor)[inside.expand_as(z)])

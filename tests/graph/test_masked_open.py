@@ -62,6 +62,9 @@ NETWORKS = {
     "residual after a norm": lambda n, x: (
         lambda y: F.relu_(inline_(n["norm"](n["one"](y)).clone(), n["other"](n["next"](y))))
     )(F.relu(n["conv"](x))),
+    "a slice written": lambda n, x: n["next"](
+        F.relu(inline_(torch.cat([n["conv"](x), n["wide"](n["conv"](x))], 1)[:, :8], n["norm"](n["one"](n["conv"](x)))))
+    ),
     "two norms added": lambda n, x: (
         lambda y: n["next"](F.relu_(inline_(n["norm"](n["one"](y)), n["other"](n["next"](y)))))
     )(F.relu(n["conv"](x))),

@@ -31,6 +31,7 @@ LAYOUTS = {
     "pixels unshuffled": lambda a: F.pixel_unshuffle(a, 2)[:, :8],
     "rows cut off and padded": lambda a: F.pad(a[:, :, 1:], (0, 0, 0, 1)),
     "rolled": lambda a: torch.roll(a, (1, 1), (2, 3)),
+    "images flipped": lambda a: a.flip(0),
     "half flipped": lambda a: torch.cat([a[:, :4].flip(3), a[:, 4:]], 1),
     "channels shuffled": shuffled,
     "channels by index": lambda a: a[:, torch.arange(7, -1, -1)],

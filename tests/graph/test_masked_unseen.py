@@ -136,6 +136,11 @@ STATISTICS = {
     "SyncBatchNorm's": lambda x: torch.batch_norm_stats(x, 1e-5)[0],
     "torch.group_norm": lambda x: torch.group_norm(x, 2),
     "aten": lambda x: aten.batch_norm.default(x, None, None, None, None, True, 0.1, 1e-5, False),
+    "groups as instances": lambda x: F.instance_norm(x.unflatten(1, (4, 2))),
+    "groups, flat": lambda x: F.group_norm(x.flatten(2), 4),
+    "a batch, flat": lambda x: F.batch_norm(x.flatten(2), None, None, training=True),
+    "a batch of tokens": lambda x: nn.BatchNorm1d(8)(x.flatten(2).mT.flatten(0, 1)),
+    "instances of all images": lambda x: F.instance_norm(x.flatten(0, 1)[None]),
     "running, of instances": lambda x: nn.InstanceNorm2d(8, track_running_stats=True)(x),
     "running, float64": lambda x: F.batch_norm(x, torch.zeros(8).double(), torch.ones(8).double(), training=True),
 }
@@ -148,12 +153,59 @@ def test_statistics_of_all_pixels_are_refused(how):
         STATISTICS[how](conv(x, weight))
 
 
+def test_batch_norms_of_tokens_in_eval_mode_are_none_of_them():
+    norm = nn.BatchNorm1d(8).eval()
+    nn.init.normal_(norm.bias)
+    held(
+        lambda x, w: norm(conv(x, w).flatten(2)).view(2, 8, *MASK.shape[1:]),
+        lambda x, w, m: norm.to(x)(conv(x, w).mul(m).flatten(2)).view_as(m.expand(2, 8, -1, -1)) * m,
+    )
+
+
 def test_running_statistics_that_are_given_need_no_pixels():
     mean, var = torch.randn(8), torch.rand(8) + 0.5
     held(
         lambda x, w: torch.batch_norm(conv(x, w), None, None, mean, var, False, 0.1, 1e-5, False),
         lambda x, w, m: F.batch_norm(conv(x, w), mean.to(x), var.to(x)) * m,
     )
+
+
+@torch.jit.script
+def scripted(x: Tensor, times: float) -> Tensor:
+    return torch.relu(x * times + 1)
+
+
+SCRIPTS = {
+    "scripted": lambda net, x: torch.jit.script(net),
+    "traced": lambda net, x: torch.jit.trace(net, x),
+    "a function": lambda net, x: lambda t: scripted(t, 2.0),
+    "by name": lambda net, x: lambda t: scripted(times=2.0, x=t),
+    "seen as [N,H,W,C]": lambda net, x: lambda t: scripted(t.permute(0, 2, 3, 1), 2.0),
+    "tokens": lambda net, x: lambda t: scripted(t.flatten(2), 2.0),
+}
+
+
+@pytest.mark.parametrize("how", SCRIPTS)
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_between_eager_layers_are_refused(how, with_gradients):
+    """Without gradients nothing tells what they gave from what a network was given."""
+    net, (x, weight) = network(), tensors()
+    script = SCRIPTS[how](net, x)
+    refused = pytest.raises(NotImplementedError, match="of torch.jit")
+    with torch.set_grad_enabled(with_gradients), refused, sbnet.masked(MASK, block=BLOCK):
+        script(conv(x, weight))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_run_on_what_is_no_map():
+    x, weight = tensors()
+    given = torch.randn(5)
+    with sbnet.masked(MASK, block=BLOCK):
+        conv(x, weight)
+        got = scripted(given, 2.0)
+    assert torch.equal(got, torch.relu(given * 2 + 1))
+    assert torch.equal(scripted(x, 2.0), torch.relu(x * 2 + 1))  # outside of a context, anything
 
 
 UNSEEN = {
@@ -210,3 +262,70 @@ def test_convolutions_that_would_run_dense_are_refused(what):
     refused = pytest.raises((NotImplementedError, ValueError), match="sbnet: masked: .*expected .*, got")
     with refused, sbnet.masked(MASK, block=BLOCK):
         op(x, weight)
+
+
+DOUBLED = {
+    "double": lambda y: y.double(),
+    "to": lambda y: y.to(torch.float64),
+    "[N,H,W,C]": lambda y: y.permute(0, 2, 3, 1).double(),
+}
+
+
+@pytest.mark.parametrize("how", DOUBLED)
+def test_maps_of_float64_are_refused(how):
+    x, weight = tensors()
+    refused = pytest.raises(NotImplementedError, match="expected maps of float32.*got one that became torch.float64")
+    with refused, sbnet.masked(MASK, block=BLOCK):
+        DOUBLED[how](conv(x, weight))
+
+
+CASTS = {
+    "float": lambda y: (y <= 0).float(),
+    "to": lambda y: (y <= 0).to(y.dtype),
+    "type": lambda y: (y <= 0).type(y.dtype),
+    "of integers": lambda y: (y.int() + 1).to(y.dtype),
+    "one-hot": lambda y: F.one_hot(y.argmax(1), y.shape[1]).permute(0, 3, 1, 2).to(y.dtype),
+}
+
+
+@pytest.mark.parametrize("how", CASTS)
+@torch.no_grad()
+def test_casts_of_what_compared_maps_are_maps(how):
+    """True where nothing is active, say, is 0."""
+
+    def oracle(x, w, m):
+        return conv(CASTS[how](conv(x, w) * m) * m, w) * m
+
+    x, weight = tensors()
+    y, mask = conv(x, weight), MASK[:, None]
+    with sbnet.masked(MASK, block=BLOCK):
+        got = conv(CASTS[how](conv(x, weight)), weight)
+        made = CASTS[how](conv(x, weight))
+    assert torch.equal(made, CASTS[how](y) * mask)
+    assert_as_accurate_as_torch(got, oracle(x, weight, mask), conv((made * mask).double(), weight.double()) * mask)
+
+
+def assigned(y: Tensor) -> None:
+    y.data = torch.ones_like(y)
+
+
+REMADE = {
+    "set_": lambda y: y.set_(torch.ones(2, 8, 32, 32)),
+    "aten.set_": lambda y: aten.set_.source_Tensor(y, torch.ones(2, 8, 32, 32)),
+    "data": assigned,
+    "[N,H,W,C]": lambda y: assigned(y.permute(0, 2, 3, 1)),
+    "resize_": lambda y: y.resize_(2, 8, 16, 16),
+    "as_strided_": lambda y: y.as_strided_((2, 8, 32, 32), (0, 0, 0, 0)),
+    "storage": lambda y: y.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("how", REMADE)
+@torch.no_grad()
+def test_maps_that_are_given_other_memory_are_refused(how):
+    x, weight = tensors()
+    refused = pytest.raises(ValueError, match="expected a map to keep its shape and memory")
+    with refused, sbnet.masked(MASK, block=BLOCK):
+        y = conv(x, weight)
+        REMADE[how](y)
+        conv(y, weight)

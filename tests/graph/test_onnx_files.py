@@ -62,6 +62,20 @@ def test_a_file_is_the_network_and_is_planned_as_well(name, tmp_path):
     assert len(run.plan.graph.nodes) <= len(native.plan.graph.nodes) + 2
 
 
+@pytest.mark.parametrize("groups", [1, 4, 16])
+@pytest.mark.filterwarnings("ignore")
+def test_exporters_write_norms_of_groups_as_instances(groups, tmp_path):
+    net, x = nn.Sequential(conv(3, 16), nn.GroupNorm(groups, 16), conv(16, 4)), torch.randn(2, 3, *SIZE)
+    nn.init.normal_(net[1].weight), nn.init.normal_(net[1].bias)
+    mask = torch.zeros(2, *SIZE, dtype=torch.bool)
+    mask[0, 3:9, 5:20] = mask[1, 30:, 40:] = True
+    path = written(net.eval(), tmp_path / "in.onnx", x)
+    assert "InstanceNormalization" in {node.op_type for node in onnx.load(path).graph.node}
+    run, masks = sbnet.sparsify(path, x, block=4), PlaneMasks(mask, 4)
+    exact = masked_oracle(copy.deepcopy(net).double(), [x.double()], masks)
+    assert_holds(run(x, mask), masked_oracle(net, [x], masks), exact, "groups")
+
+
 def model(nodes, shape, constants=(), outputs=("y",), opset=18):
     """A model with input x, from (op, inputs, outputs, attributes) and {name: array}."""
     made = [onnx.helper.make_node(op, i, o, **a) for op, i, o, a in nodes]

@@ -12,8 +12,8 @@ from torch import nn
 import sbnet
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from support.contract import assert_holds, poison
-from support.tokens import kept
-from support.transformers import ViT, Windows, WrittenNorm
+from support.tokens import kept, on_kept
+from support.transformers import Layer, ViT, Windows, WrittenNorm
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
@@ -46,6 +46,44 @@ def test_all_tokens(device, dtype):
             poison(run)
         keep = kept(mask, 16, 1)
         assert_holds(run(x, mask, copy=True), alone(net, x, keep), alone(exact, x.double(), keep))
+
+
+class Turned(Layer):
+    """Queries and keys are turned by where they are (rotary embeddings): halves of a head, or neighbours in it."""
+
+    def __init__(self, channels: int, heads: int, tokens: int, neighbours: bool) -> None:
+        super().__init__(channels, heads)
+        self.neighbours, width = neighbours, channels // heads
+        self.register_buffer("angles", torch.rand(tokens, width) * 3)
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        if self.neighbours:
+            other = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+        else:
+            half = x.shape[-1] // 2
+            other = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * self.angles.cos() + other * self.angles.sin()
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(self.turned(q), self.turned(k), v)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+@dtypes
+@pytest.mark.parametrize("neighbours", [False, True], ids=["halves", "neighbours"])
+def test_turned_tokens(device, dtype, neighbours):
+    torch.manual_seed(0)
+    net = ViT(96)
+    net.layers = nn.Sequential(*(Turned(96, 3, 37, neighbours) for _ in range(2)))
+    net, x = net.eval().to(device, dtype), torch.randn(2, 3, 96, 96, device=device, dtype=dtype)
+    run, exact = sbnet.sparsify(net, x), copy.deepcopy(net).double()
+    assert [node.kind for node in run.plan.graph.nodes].count("rope") == 4
+    for mask in masks(96, device):
+        if device == "cpu":
+            poison(run)
+        keep = kept(mask, 16, 1)
+        assert_holds(run(x, mask, copy=True), on_kept(net, x, keep), on_kept(exact, x.double(), keep))
 
 
 class Stemmed(nn.Module):

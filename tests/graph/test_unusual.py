@@ -236,6 +236,11 @@ GROUPED = {
     "of one more dimension": lambda norm, y: norm(y[:, :, None])[:, :, 0],
     "there and back": lambda norm, y: norm(y.flatten(2).mT.mT).view_as(y),
     "instances": lambda norm, y: F.instance_norm(y.flatten(2)).view_as(y),
+    "groups as instances": lambda norm, y: F.instance_norm(y.reshape(len(y), 4, -1)).view_as(y),
+    "all as an instance": lambda norm, y: F.instance_norm(y.reshape(len(y), 1, -1)).view_as(y),
+    "groups of groups": lambda norm, y: F.group_norm(y.unflatten(1, (4, 2)), 2, norm.weight[:4], norm.bias[:4]).view_as(
+        y
+    ),
     "computed weights": lambda norm, y: F.group_norm(y, 4, norm.weight.exp() * y.new_ones(8), norm.bias),
     "behind a write": lambda norm, y: norm(torch.cat([y[:, :4].clone().mul_(2), y[:, 4:]], 1)),
 }
@@ -244,7 +249,7 @@ GROUPED = {
 @pytest.mark.parametrize("how", GROUPED)
 def test_norms_of_groups_see_active_pixels_alone(how):
     norm = nn.GroupNorm(4, 8)
-    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
     net, x = Around(lambda y: GROUPED[how](norm, y)).eval(), torch.randn(2, 3, *SIZE)
     mask = torch.zeros(2, *SIZE, dtype=torch.bool)
     mask[:, 5:9, 8:20] = True

@@ -128,6 +128,28 @@ def test_layer_norms_of_all_widths(device, channels, dtype):
         check("layer_norm2d", *given)
 
 
+@pytest.mark.parametrize("channels", [768, 2048, 8192])
+@pytest.mark.parametrize("layout", ["contiguous", "odd_channel_slice"])
+@pytest.mark.parametrize("name", ["layer_norm2d", "softmax2d", "log_softmax2d"])
+def test_sums_over_many_channels(device, name, layout, channels):
+    """One lane adds all channels of a pixel: roundings do not add up."""
+    x, weight, bias, active = make(device, shape=(1, channels, 9, 14), layout=layout, mean=3.0)
+    check(name, x, weight, bias, active)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_groups_of_many_parts(device, layout):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x, weight, bias, active = make(device, shape=(1, 512, 96, 96), layout=layout, block=8, mean=3.0)
+        got = sbnet.sparse_group_norm(x, active, 1, weight, bias)
+        theirs, exact = (
+            reference.sparse_group_norm(x.to(dtype), active, 1, weight.to(dtype), bias.to(dtype))
+            for dtype in (torch.float32, torch.float64)
+        )
+        assert_as_accurate_as_torch(got, theirs, exact)
+
+
 def test_a_response_norm_is_that_of_a_map_times_its_mask(device):
     """Zeros add nothing to the sums of squares."""
     x, weight, bias, active = make(device)
@@ -170,6 +192,16 @@ def test_gradients(device, name):
         return run
 
     assert_gradients(of(sbnet), of(reference), [x, weight, bias])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_gradients_of_many_channels(device, layout):
+    x, weight, bias, active = make(device, shape=(1, 2048, 9, 14), layout=layout, mean=3.0)
+    ours, theirs = (
+        lambda x, *rest, op=op: op(x, active, *rest)
+        for op in (sbnet.sparse_layer_norm2d, reference.sparse_layer_norm2d)
+    )
+    assert_gradients(ours, theirs, [x, weight, bias])
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Keep = Callable[[nn.Module, Tensor], Tensor | None]
+Keep = Callable[[Any, Tensor], Tensor | None]
 
 
 class Remembering:
@@ -19,11 +19,15 @@ class Remembering:
     def __init__(self, net: nn.Module) -> None:
         self.net, self.held = net, dict[Any, Tensor]()
         self.keep: Keep = lambda module, t: None
-        self.calls: dict[nn.Module, int] = {}
+        self.calls: dict[Any, int] = {}
         for module in net.modules():
             module.register_forward_hook(self._after)
 
     def _after(self, module: nn.Module, args: Any, out: Any) -> Any:
+        return self.remembered(module, out)
+
+    def remembered(self, module: Any, out: Any) -> Any:
+        """What a module gives, or what has another name."""
         keep = self.keep(module, out) if isinstance(out, Tensor) else None
         if keep is None:
             return out

@@ -48,13 +48,12 @@ inline float* group_table(const FoldParts& parts, void* workspace) {
   return fold_counts(parts, FoldKind::kMoments, workspace) + in_quads(parts.count());
 }
 
-// Count, mean and sum of squared distances from it of some numbers. Where hundreds of parts merge, a mean of double
-// keeps their roundings from adding up: a mean far from zero has few digits to lose.
-template <class Mean>
+// Count, mean and sum of squared distances from it of some numbers. Where hundreds of parts merge, double keeps their
+// roundings from adding up: a mean far from zero has few digits to lose.
+template <class Number>
 struct MomentsOf {
   float count;
-  Mean mean;
-  float square;
+  Number mean, square;
   // Adds those of others (Chan, Golub and LeVeque, 1979).
   SBNET_HOST_DEVICE void merge(const MomentsOf& other) {
     if (other.count == 0.f) return;

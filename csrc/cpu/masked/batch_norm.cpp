@@ -49,7 +49,8 @@ sbnet::Status sbnet_sparse_batch_norm2d_cpu(const sbnet::BatchNormParams* params
       PartMoments all = {};
       for (int64_t part = 0; part < parts.count(); ++part)
         all.merge({counts[part], values[2 * part * C + c], values[(2 * part + 1) * C + c]});
-      const float mean = static_cast<float>(all.mean), variance = all.square / std::max(all.count, 1.0f);
+      const float mean = static_cast<float>(all.mean);
+      const float variance = static_cast<float>(all.square) / std::max(all.count, 1.0f);
       p.statistics[c] = mean, p.statistics[C + c] = variance;
       table[c] = mean;
       table[C + c] = parameter(p.weight, p.param_dtype, c, 1.0f) / std::sqrt(variance + p.eps);

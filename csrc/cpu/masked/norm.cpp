@@ -34,7 +34,7 @@ void fill_table(const NormParams& p, const FoldParts& parts, void* workspace, co
       for (int64_t part = n * parts.slices; part < (n + 1) * parts.slices; ++part)
         for (int64_t c = first; c < first + group; ++c)
           all.merge({counts[part], values[2 * part * C + c], values[(2 * part + 1) * C + c]});
-      const float scale = 1.0f / std::sqrt(all.square / std::max(all.count, 1.0f) + p.eps);
+      const float scale = 1.0f / std::sqrt(static_cast<float>(all.square) / std::max(all.count, 1.0f) + p.eps);
       float* to = table + 3 * n * C;
       for (int64_t c = first; c < first + group; ++c) {
         to[c] = static_cast<float>(all.mean);

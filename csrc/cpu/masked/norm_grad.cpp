@@ -35,11 +35,11 @@ void run_row(const NormGradParams& p, const float* weight, const BlockRow& row, 
   float x[kMostNormChannels], g[kMostNormChannels];
   for (int64_t w = row.column; w < row.column_end; ++w) {
     const T *from = pixel_of<T>(p.x, row.n, row.row, w), *grad = pixel_of<T>(p.grad, row.n, row.row, w);
-    float sum = 0, square = 0, of_g = 0, of_both = 0;
+    double sum = 0, square = 0, of_g = 0, of_both = 0;  // one after the other: float's roundings would add up
     for (int64_t c = 0; c < C; ++c) x[c] = to_float(from[c * p.x.stride[1]]), sum += x[c];
-    const float mean = sum / static_cast<float>(C);
+    const float count = static_cast<float>(C), mean = static_cast<float>(sum / count);
     for (int64_t c = 0; c < C; ++c) x[c] -= mean, square += x[c] * x[c];
-    const float scale = 1.0f / std::sqrt(square / static_cast<float>(C) + p.eps);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(square / count) + p.eps);
     for (int64_t c = 0; c < C; ++c) {
       const float dy = to_float(grad[c * p.grad.stride[1]]);
       x[c] *= scale;
@@ -49,9 +49,9 @@ void run_row(const NormGradParams& p, const float* weight, const BlockRow& row, 
       of_g += g[c];
       of_both += g[c] * x[c];
     }
-    of_g /= static_cast<float>(C), of_both /= static_cast<float>(C);
+    const float mean_g = static_cast<float>(of_g / count), mean_both = static_cast<float>(of_both / count);
     T* to = pixel_of<T>(p.y, row.n, row.row, w);
-    for (int64_t c = 0; c < C; ++c) to[c * p.y.stride[1]] = from_float<T>((g[c] - of_g - x[c] * of_both) * scale);
+    for (int64_t c = 0; c < C; ++c) to[c * p.y.stride[1]] = from_float<T>((g[c] - mean_g - x[c] * mean_both) * scale);
   }
 }
 

@@ -73,6 +73,17 @@ struct ColumnLanes {
   static Vec most(Vec v) { return v; }
 };
 
+// A sum of up to thousands of numbers, one after the other, keeps what each addition rounds off: its error would grow
+// with the root of its length (Kahan, 1965).
+struct LongSum {
+  Vec value = {}, lost = {};
+};
+SBNET_INLINE void add_to(LongSum* sum, Vec v) {
+  const Vec wanted = v - sum->lost, all = sum->value + wanted;
+  sum->lost = (all - sum->value) - wanted;
+  sum->value = all;
+}
+
 SBNET_INLINE float logarithm(float v) { return __builtin_logf(v); }
 
 template <class Lanes>
@@ -85,14 +96,14 @@ SBNET_INLINE void image(const Lanes& at, const float* table) {
 template <class Lanes>
 SBNET_INLINE void layer(const Lanes& at, const float* table, float eps) {
   const float count = static_cast<float>(at.channels);
-  Vec mean = {}, square = {};
-  for (int64_t k = 0; k < at.steps(); ++k) mean += at.get(k, Vec{});
-  mean = Lanes::sum(mean) / count;
+  LongSum sum, square;
+  for (int64_t k = 0; k < at.steps(); ++k) add_to(&sum, at.get(k, Vec{}));
+  const Vec mean = Lanes::sum(sum.value) / count;
   for (int64_t k = 0; k < at.steps(); ++k) {
     const Vec apart = at.get(k, mean) - mean;
-    square += apart * apart;
+    add_to(&square, apart * apart);
   }
-  const Vec scale = 1.0f / each(Lanes::sum(square) / count + eps, root);
+  const Vec scale = 1.0f / each(Lanes::sum(square.value) / count + eps, root);
   for (int64_t k = 0; k < at.steps(); ++k)
     at.put(k, (at.get(k, mean) - mean) * scale * at.number(table, k) + at.number(table + at.channels, k));
 }

@@ -27,27 +27,10 @@ __global__ void __launch_bounds__(kThreads) attention_simt_kernel(const Attentio
     for (int i = 0; i < 4; ++i) {
       const int r = thread_y() * 4 + i;
       const uint64_t seen = b.seen[r], kept = dropout.on() ? b.kept[r] : ~uint64_t{0};
-      float top = -INFINITY;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        score[i][j] = seen >> (thread_x() + 16 * j) & 1 ? score[i][j] * p.scale : -INFINITY;
-        top = fmaxf(top, score[i][j]);
-      }
-      const float before = largest[i];
-      largest[i] = fmaxf(before, row_max(top));
-      const float base = largest[i] == -INFINITY ? 0.f : largest[i];
-      const float shrink = before == -INFINITY ? 0.f : expf(before - base);
-      float added = 0.f;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int c = thread_x() + 16 * j;
-        const float e = expf(score[i][j] - base);
-        added += e;
-        b.weights[r * kWeightPitch + c] = kept >> c & 1 ? e : 0.f;
-      }
-      total[i] = total[i] * shrink + row_sum(added);
-#pragma unroll
-      for (float& v : sums[i]) v *= shrink;
+      for (int j = 0; j < 4; ++j) score[i][j] = seen >> (thread_x() + 16 * j) & 1 ? score[i][j] * p.scale : -INFINITY;
+      const auto keep = [&](int j) { return kept >> (thread_x() + 16 * j) & 1; };
+      weigh(score[i], b.weights + r * kWeightPitch + thread_x(), keep, largest[i], total[i], sums[i]);
     }
     accumulate<kColumns>(b.weights, Rows{s.at<float>(p.v, s.kv_h, k0), p.v.stride * s.phases, count}, dim, c0, b, sums);
     __syncthreads();  // before the next tile's bits and weights

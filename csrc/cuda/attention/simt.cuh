@@ -127,6 +127,30 @@ __device__ __forceinline__ float row_sum(float v) {
   return v;
 }
 
+// A step of a row's softmax: its thread's four scores become weights, those of keep(j) in memory, 16 apart; `total` and
+// `sums`, which the steps before it made, are brought to the new maximum.
+template <int kSums, class Keep>
+__device__ __forceinline__ void weigh(const float (&score)[4], float* weights, const Keep& keep, float& largest,
+                                      float& total, float (&sums)[kSums]) {
+  float top = -INFINITY;
+#pragma unroll
+  for (float s : score) top = fmaxf(top, s);
+  const float before = largest;
+  largest = fmaxf(before, row_max(top));
+  const float base = largest == -INFINITY ? 0.f : largest;
+  const float shrink = before == -INFINITY ? 0.f : expf(before - base);
+  float added = 0.f;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float e = expf(score[j] - base);
+    added += e;
+    weights[16 * j] = keep(j) ? e : 0.f;
+  }
+  total = total * shrink + row_sum(added);
+#pragma unroll
+  for (float& x : sums) x *= shrink;
+}
+
 // The first `count` of the 64 rows of a result, columns c0 ... of it.
 template <int kColumns>
 __device__ __forceinline__ void store(float* to, int64_t stride, int count, int dim, int c0, const float (&factor)[4],

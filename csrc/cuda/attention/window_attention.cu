@@ -114,7 +114,10 @@ __device__ __forceinline__ void attend(const Args& a, uint8_t* shared, uint32_t 
   if (cosines)
     for (int row = threadIdx.x; row < kRows; row += kThreads)
       row_factors[row] = length_factor<T, kDim>(shared, row, p.dim, p.normalize);
-  if constexpr (C::kTables) relative_products<C, kThreads>(a, shared, row_places, rows, relative);
+  if constexpr (C::kTables)
+    relative_products<T, kThreads>(a, row_places, rows, relative, [&](int row, const T* table) {
+      return product_of<T, kDim>(shared, row, table, p.dim) * kLog2e;
+    });
   __syncthreads();
   const float factor = p.scale * (p.scales.data ? number<T>(p.scales, head) : 1.f) * kLog2e;
   const int w0 = warp * 16 * kEach;

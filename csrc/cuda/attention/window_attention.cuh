@@ -227,10 +227,24 @@ __device__ float length_factor(const uint8_t* tile, int row, int dim, float leas
   return 1.f / fmaxf(sqrtf(sum), least);
 }
 
-// What tables add to scores in base 2: of a row i C + j, queries by row i of one table and by row j of the other.
-template <class C, int kThreads>
-__device__ void relative_products(const Args& a, const uint8_t* queries, const int* places, int rows, float* to) {
-  using T = typename C::T;
+// A row of a tile by one of a table.
+template <class T, int kDim>
+__device__ float product_of(const uint8_t* tile, int row, const T* other, int dim) {
+  float sum = 0.f;
+#pragma unroll 4
+  for (int word = 0; word * 8 < dim; ++word) {
+    const auto left = *reinterpret_cast<const Pack<T, 8>*>(tile + word_at<kDim>(row, word));
+    const auto right = *reinterpret_cast<const Pack<T, 8>*>(other + word * 8);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum = fmaf(to_float(left.v[e]), to_float(right.v[e]), sum);
+  }
+  return sum;
+}
+
+// What tables add to scores: of a row i C + j, its query by row i of one table and by row j of the other, as
+// product(row, table's row) has it.
+template <class T, int kThreads, class Product>
+__device__ void relative_products(const Args& a, const int* places, int rows, float* to, const Product& product) {
   const WindowAttentionParams& p = a.p;
   const int width = p.table_rows + p.table_columns;
   const int stride = WindowTile::relative_stride(p.table_rows, p.table_columns);
@@ -242,15 +256,7 @@ __device__ void relative_products(const Args& a, const uint8_t* queries, const i
         other < p.table_rows
             ? static_cast<const T*>(p.row_table) + (int64_t{y} * p.table_rows + other) * p.dim
             : static_cast<const T*>(p.column_table) + (int64_t{x} * p.table_columns + other - p.table_rows) * p.dim;
-    float sum = 0.f;
-#pragma unroll 4
-    for (int w = 0; w * 8 < p.dim; ++w) {
-      const auto left = *reinterpret_cast<const Pack<T, 8>*>(queries + word_at<C::kDim>(row, w));
-      const auto right = *reinterpret_cast<const Pack<T, 8>*>(table + w * 8);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum = fmaf(to_float(left.v[e]), to_float(right.v[e]), sum);
-    }
-    to[row * stride + other] = sum * kLog2e;
+    to[row * stride + other] = product(row, table);
   }
 }
 

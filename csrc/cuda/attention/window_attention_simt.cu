@@ -31,25 +31,6 @@ __device__ float length_factor(const float* row, int dim, float least) {
   return 1.f / fmaxf(sqrtf(sum), least);
 }
 
-// What tables add to the scores of row i C + j: queries by row i of one table and by row j of the other.
-__device__ void relative_products(const Args& a, const Pixels& queries, const int* places, int rows, float* to) {
-  const WindowAttentionParams& p = a.p;
-  const int width = p.table_rows + p.table_columns;
-  for (int i = threadIdx.x; i < rows * width; i += kThreads) {
-    const int r = i / width, other = i % width;
-    const float* row = queries.row(r);
-    uint32_t y, x;
-    a.table_columns.divmod(places[r], &y, &x);
-    const float* table =
-        other < p.table_rows
-            ? static_cast<const float*>(p.row_table) + (int64_t{y} * p.table_rows + other) * p.dim
-            : static_cast<const float*>(p.column_table) + (int64_t{x} * p.table_columns + other - p.table_rows) * p.dim;
-    float sum = 0.f;
-    for (int d = 0; row && d < p.dim; ++d) sum = fmaf(row[d], table[d], sum);
-    to[r * WindowTile::relative_stride(p.table_rows, p.table_columns) + other] = sum;
-  }
-}
-
 template <int kColumns, Bias kBias>
 __global__ void __launch_bounds__(kThreads) window_attention_simt_kernel(const __grid_constant__ Args a) {
   constexpr WindowTile kParts = WindowTile::of_floats();
@@ -81,7 +62,13 @@ __global__ void __launch_bounds__(kThreads) window_attention_simt_kernel(const _
                     key_pixels};
   if (p.normalize > 0.f && threadIdx.x < kTile)
     row_factors[threadIdx.x] = length_factor(q.row(threadIdx.x), p.dim, p.normalize);
-  if constexpr (kTables) relative_products(a, q, row_places, rows, relative);
+  if constexpr (kTables)
+    relative_products<float, kThreads>(a, row_places, rows, relative, [&](int r, const float* table) {
+      const float* row = q.row(r);
+      float sum = 0.f;
+      for (int d = 0; row && d < p.dim; ++d) sum = fmaf(row[d], table[d], sum);
+      return sum;
+    });
   __syncthreads();
   const float factor = p.scale * (p.scales.data ? number<float>(p.scales, work.head) : 1.f);
   const int64_t bias_at = ((p.bias_windows > 1 ? work.window : 0) * int64_t{p.heads} + work.head) * p.rows * p.keys;
@@ -100,7 +87,6 @@ __global__ void __launch_bounds__(kThreads) window_attention_simt_kernel(const _
     for (int i = 0; i < 4; ++i) {
       const int r = thread_y() * 4 + i;
       const float by = factor * (p.normalize > 0.f ? row_factors[r] : 1.f);
-      float top = -INFINITY;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int c = thread_x() + 16 * j;
@@ -117,22 +103,9 @@ __global__ void __launch_bounds__(kThreads) window_attention_simt_kernel(const _
         } else {
           s = -INFINITY;
         }
-        top = fmaxf(top, s);
       }
-      const float before = largest[i];
-      largest[i] = fmaxf(before, row_max(top));
-      const float base = largest[i] == -INFINITY ? 0.f : largest[i];
-      const float shrink = before == -INFINITY ? 0.f : expf(before - base);
-      float added = 0.f;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float e = expf(score[i][j] - base);
-        added += e;
-        b.weights[r * kWeightPitch + thread_x() + 16 * j] = e;
-      }
-      total[i] = total[i] * shrink + row_sum(added);
-#pragma unroll
-      for (float& x : sums[i]) x *= shrink;
+      const auto keep = [](int) { return true; };
+      weigh(score[i], b.weights + r * kWeightPitch + thread_x(), keep, largest[i], total[i], sums[i]);
     }
     accumulate<kColumns>(b.weights, v, p.value_dim, 0, b, sums);
     __syncthreads();  // before the next tile's keys and weights

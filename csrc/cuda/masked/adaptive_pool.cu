@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kImageThreads)
 #pragma unroll
     for (int r = 1; r < kImageRanks; ++r) {
       const float other = found[int64_t{r} * C + c];
-      value = Fold::kKind == FoldKind::kMax ? max_nan(value, other) : value + other;
+      value = Fold::both(value, other);
       count += pixels[r];
     }
     y[c * p.y.stride[1]] = from_float<T>(pooled(p, value, count, p.x.size[2] * p.x.size[3]));

@@ -29,6 +29,18 @@ __device__ __forceinline__ float sigmoid(float z) {
   return sizeof(T) == 2 ? __fdividef(1.f, all) : 1.f / all;
 }
 
+// Waits for what the other CTAs found; each clears its share of the fringe meanwhile, once.
+template <class T, class Params>
+__device__ __forceinline__ void between_passes(const Params& p, const NormPlan& plan, const FringePlan& fringe,
+                                               int column) {
+  grid_barrier(plan, [&] {
+    if (column == static_cast<int>(blockIdx.y))
+      clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x,
+                      int64_t{gridDim.x} * gridDim.y * blockDim.x);
+  });
+  grid_dependency_release();
+}
+
 // mean = sum of n m / n, variance = sum of (s + n m^2) / n - mean^2, over threads and parts of n pixels with mean m and
 // sum of squared distances s. In double: what cancels there has been rounded to 24 bits. A thread sums about its own
 // first pixel, so that the spread of the numbers bounds what cancels in float32.
@@ -99,12 +111,7 @@ __global__ void __launch_bounds__(kNormThreads, 1)
       to[channels + own] = static_cast<float>(spread > 0 || spread != spread ? spread : 0);
       if (own == 0) found.pixels[blockIdx.x] = static_cast<float>(all);
     }
-    grid_barrier(plan, [&] {
-      if (column == static_cast<int>(blockIdx.y))
-        clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x,
-                        int64_t{gridDim.x} * gridDim.y * blockDim.x);
-    });
-    grid_dependency_release();
+    between_passes<T>(p, plan, fringe, column);
     double all[3];
     add_parts<3>(
         thread, channels, used ? part.parts : 0, shared.sums,
@@ -238,12 +245,7 @@ __global__ void __launch_bounds__(kNormThreads, 1)
       float* const to = found.numbers + int64_t{blockIdx.x} * 2 * channels;
       to[own] = static_cast<float>(sums[0]), to[channels + own] = static_cast<float>(sums[1]);
     }
-    grid_barrier(plan, [&] {
-      if (column == static_cast<int>(blockIdx.y))
-        clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x,
-                        int64_t{gridDim.x} * gridDim.y * blockDim.x);
-    });
-    grid_dependency_release();
+    between_passes<T>(p, plan, fringe, column);
     add_parts<2>(
         thread, channels, used ? part.parts : 0, shared.sums,
         [&](int of, int c, double (&to)[2]) {

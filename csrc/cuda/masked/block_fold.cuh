@@ -6,48 +6,32 @@
 
 namespace sbnet {
 
-// What a thread found of kN channels. `count` is of pixels.
-template <int N>
-struct SumFold {
-  static constexpr FoldKind kKind = FoldKind::kSum;
+// What a thread found of kN channels: a sum or a maximum. `count` is of pixels.
+template <FoldKind kOf, int N>
+struct OneFold {
+  static constexpr FoldKind kKind = kOf;
   static constexpr int kN = N;
   float count, value[1][N];
 
+  static __device__ float both(float a, float b) { return kOf == FoldKind::kMax ? max_nan(a, b) : a + b; }
   __device__ void clear() {
     count = 0.f;
-    for (int e = 0; e < N; ++e) value[0][e] = 0.f;
+    for (int e = 0; e < N; ++e) value[0][e] = kOf == FoldKind::kMax ? -INFINITY : 0.f;
   }
   __device__ void add(const float (&x)[N]) {
     count += 1.f;
 #pragma unroll
-    for (int e = 0; e < N; ++e) value[0][e] += x[e];
+    for (int e = 0; e < N; ++e) value[0][e] = both(value[0][e], x[e]);
   }
-  __device__ void merge(const SumFold& other) {
+  __device__ void merge(const OneFold& other) {
     count += other.count;
-    for (int e = 0; e < N; ++e) value[0][e] += other.value[0][e];
+    for (int e = 0; e < N; ++e) value[0][e] = both(value[0][e], other.value[0][e]);
   }
 };
-
 template <int N>
-struct MaxFold {
-  static constexpr FoldKind kKind = FoldKind::kMax;
-  static constexpr int kN = N;
-  float count, value[1][N];
-
-  __device__ void clear() {
-    count = 0.f;
-    for (int e = 0; e < N; ++e) value[0][e] = -INFINITY;
-  }
-  __device__ void add(const float (&x)[N]) {
-    count += 1.f;
-#pragma unroll
-    for (int e = 0; e < N; ++e) value[0][e] = max_nan(value[0][e], x[e]);
-  }
-  __device__ void merge(const MaxFold& other) {
-    count += other.count;
-    for (int e = 0; e < N; ++e) value[0][e] = max_nan(value[0][e], other.value[0][e]);
-  }
-};
+using SumFold = OneFold<FoldKind::kSum, N>;
+template <int N>
+using MaxFold = OneFold<FoldKind::kMax, N>;
 
 // Mean and sum of squared distances from it, as Welford adds an element (1962) and Chan, Golub and LeVeque merge two
 // sets (1979): no difference of large sums.

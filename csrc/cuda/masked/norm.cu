@@ -12,25 +12,9 @@ namespace {
 constexpr const char* kOp = "sparse_norm2d";
 constexpr int kThreads = 256;
 
-template <class T>
-__device__ __forceinline__ float parameter(const void* data, DType dtype, int64_t c, float otherwise) {
-  if (!data) return otherwise;
-  return dtype == DType::kF32 ? static_cast<const float*>(data)[c] : to_float(static_cast<const T*>(data)[c]);
-}
-
 // ---- of images
 
 constexpr int kResponseThreads = 1024;  // few CTAs, which wait for memory
-
-__device__ __forceinline__ float sum_of_cta(float v, float* found) {
-  found[threadIdx.x] = v;
-  __syncthreads();
-  for (int half = kResponseThreads / 2; half; half /= 2) {
-    if (static_cast<int>(threadIdx.x) < half) found[threadIdx.x] += found[threadIdx.x + half];
-    __syncthreads();
-  }
-  return found[0];
-}
 
 // A CTA takes an image.
 template <class T>
@@ -49,7 +33,8 @@ __global__ void __launch_bounds__(kResponseThreads)
     to[C + c] = sqrtf(square);
     sum += to[C + c];
   }
-  const float scale = 1.f / (sum_of_cta(sum, found) / static_cast<float>(C) + p.eps);
+  sum = merged_of_cta<kResponseThreads>(sum, found, [](float& to, float other) { to += other; });
+  const float scale = 1.f / (sum / static_cast<float>(C) + p.eps);
   for (int64_t c = threadIdx.x; c < C; c += kResponseThreads) {
     to[c] = 0.f;
     to[C + c] = 1.f + parameter<T>(p.weight, p.param_dtype, c, 1.f) * to[C + c] * scale;
@@ -73,14 +58,8 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t part = n * parts.slices + k / group, c = first + k % group;
       all.merge({counts[part], values[2 * part * C + c], values[(2 * part + 1) * C + c]});
     }
-    found[threadIdx.x] = all;
-    __syncthreads();
-    for (int half = kThreads / 2; half; half /= 2) {
-      if (static_cast<int>(threadIdx.x) < half) found[threadIdx.x].merge(found[threadIdx.x + half]);
-      __syncthreads();
-    }
-    all = found[0];
-    const float scale = 1.f / sqrtf(all.square / fmaxf(all.count, 1.f) + p.eps);
+    all = merged_of_cta<kThreads>(all, found, [](PartMoments& to, const PartMoments& other) { to.merge(other); });
+    const float scale = 1.f / sqrtf(static_cast<float>(all.square) / fmaxf(all.count, 1.f) + p.eps);
     float* to = table + 3 * n * C;
     for (int64_t c = first + threadIdx.x; c < first + group; c += kThreads) {
       to[c] = static_cast<float>(all.mean);
@@ -139,6 +118,28 @@ struct ChannelPlan {
   FringePlan fringe;
 };
 
+// A lane adds up to thousands of numbers one after the other. What each addition rounds off is kept: the errors of
+// float sums would grow with the root of their length (Kahan, 1965).
+struct LaneSum {
+  float value, lost;
+  __device__ void add(float v) {
+    const float wanted = v - lost, all = value + wanted;
+    lost = (all - value) - wanted;
+    value = all;
+  }
+};
+
+struct LaneMoments {
+  float count;
+  LaneSum mean, square;
+  __device__ void merge(const Moments& other) {  // as Moments::merge
+    const float all = count + other.count, share = other.count / all, apart = other.mean - mean.value;
+    mean.add(apart * share);
+    square.add(other.square + apart * apart * (count * share));
+    count = all;
+  }
+};
+
 __device__ __forceinline__ Moments shared_with(Moments v, int lanes) {
   for (int away = 1; away < lanes; away *= 2)
     v.merge({__shfl_xor_sync(0xffffffffu, v.count, away), __shfl_xor_sync(0xffffffffu, v.mean, away),
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kThreads)
     T* y = static_cast<T*>(p.y.data) + b.n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3];
     const int words = inside ? plan.words : 0;
 
-    Moments moments = {};
+    LaneMoments own = {};
     Exponents exponents = {-INFINITY, 0.f};
     for (int w = lane; w < words; w += lanes) {
       const Word<T, kN> in = *reinterpret_cast<const Word<T, kN>*>(x + int64_t{w} * kN * p.x.stride[1]);
@@ -199,10 +200,11 @@ __global__ void __launch_bounds__(kThreads)
         rest += layer ? apart * apart : expf(apart);
       }
       if (layer)
-        moments.merge({static_cast<float>(kN), about, rest});
+        own.merge({static_cast<float>(kN), about, rest});
       else
         exponents.merge(most, rest);
     }
+    Moments moments = {own.count, own.mean.value, own.square.value};
     if (layer) moments = shared_with(moments, lanes);
     for (int away = 1; away < lanes && !layer; away *= 2)
       exponents.merge(__shfl_xor_sync(0xffffffffu, exponents.most, away),

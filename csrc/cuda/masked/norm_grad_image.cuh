@@ -9,26 +9,10 @@ namespace sbnet {
 
 constexpr int kTableThreads = 256, kResponseThreads = 1024;  // few CTAs, which wait for memory
 
-template <class T>
-__device__ __forceinline__ float weight_of(const NormGradParams& p, int64_t c) {
-  if (!p.weight) return 1.f;
-  return p.param_dtype == DType::kF32 ? static_cast<const float*>(p.weight)[c]
-                                      : to_float(static_cast<const T*>(p.weight)[c]);
-}
-
 // The sums of two numbers of all threads.
 template <int kThreads>
 __device__ __forceinline__ float2 sums_of_cta(float2 v, float2* found) {
-  found[threadIdx.x] = v;
-  __syncthreads();
-  for (int half = kThreads / 2; half; half /= 2) {
-    if (static_cast<int>(threadIdx.x) < half) {
-      found[threadIdx.x].x += found[threadIdx.x + half].x;
-      found[threadIdx.x].y += found[threadIdx.x + half].y;
-    }
-    __syncthreads();
-  }
-  return found[0];
+  return merged_of_cta<kThreads>(v, found, [](float2& to, float2 other) { to.x += other.x, to.y += other.y; });
 }
 
 // A CTA takes an image.
@@ -50,13 +34,14 @@ __global__ void __launch_bounds__(kResponseThreads)
     }
     const float root = sqrtf(square);
     to[kOfX * C + c] = root, to[kOfWeight * C + c] = both, to[kOfBias * C + c] = sum;
-    sums.x += root, sums.y += root * both * weight_of<T>(p, c);
+    sums.x += root, sums.y += root * both * parameter<T>(p.weight, p.param_dtype, c, 1.f);
   }
   sums = sums_of_cta<kResponseThreads>(sums, found);
   const float share = 1.f / static_cast<float>(C), scale = 1.f / (sums.x * share + p.eps);
   const float mean = sums.y * share * scale * scale;
   for (int64_t c = threadIdx.x; c < C; c += kResponseThreads) {
-    const float root = to[kOfX * C + c], both = to[kOfWeight * C + c], weight = weight_of<T>(p, c);
+    const float root = to[kOfX * C + c], both = to[kOfWeight * C + c];
+    const float weight = parameter<T>(p.weight, p.param_dtype, c, 1.f);
     to[kOfGrad * C + c] = 1.f + weight * root * scale;
     to[kOfX * C + c] = root > 0.f ? (weight * both * scale - mean) / root : 0.f;
     to[kShift * C + c] = to[kMean * C + c] = 0.f;
@@ -83,13 +68,7 @@ __global__ void __launch_bounds__(kTableThreads)
       const float* own = values + 4 * part * C + first + k % group;
       all.merge({counts[part], own[0], own[C], 0, 0});
     }
-    moments[threadIdx.x] = all;
-    __syncthreads();
-    for (int half = kTableThreads / 2; half; half /= 2) {
-      if (static_cast<int>(threadIdx.x) < half) moments[threadIdx.x].merge(moments[threadIdx.x + half]);
-      __syncthreads();
-    }
-    all = moments[0];
+    all = merged_of_cta<kTableThreads>(all, moments, [](PartMoments& to, const PartMoments& o) { to.merge(o); });
     const float share = 1.f / fmaxf(static_cast<float>(all.count), 1.f);
     const float scale = 1.f / sqrtf(static_cast<float>(all.square) * share + p.eps);
     float* const to = table + kGradRows * n * C;
@@ -102,7 +81,7 @@ __global__ void __launch_bounds__(kTableThreads)
         both += own[3 * C] + own[2 * C] * static_cast<float>(own[0] - all.mean);
       }
       both *= scale;
-      const float weight = weight_of<T>(p, c);
+      const float weight = parameter<T>(p.weight, p.param_dtype, c, 1.f);
       to[kOfGrad * C + c] = weight * scale;
       to[kMean * C + c] = static_cast<float>(all.mean);
       to[kOfWeight * C + c] = both, to[kOfBias * C + c] = sum;

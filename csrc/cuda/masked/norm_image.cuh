@@ -8,6 +8,26 @@ namespace sbnet {
 
 constexpr int kImageThreads = 256;
 
+// A channel's weight or bias, in x's element type or in float32.
+template <class T>
+__device__ __forceinline__ float parameter(const void* data, DType dtype, int64_t c, float otherwise) {
+  if (!data) return otherwise;
+  return dtype == DType::kF32 ? static_cast<const float*>(data)[c] : to_float(static_cast<const T*>(data)[c]);
+}
+
+// The values of all kThreads threads of a CTA, merged in a tree by merge(into, other). found: [kThreads] in shared
+// memory.
+template <int kThreads, class V, class Merge>
+__device__ __forceinline__ V merged_of_cta(const V& v, V* found, const Merge& merge) {
+  found[threadIdx.x] = v;
+  __syncthreads();
+  for (int half = kThreads / 2; half; half /= 2) {
+    if (static_cast<int>(threadIdx.x) < half) merge(found[threadIdx.x], found[threadIdx.x + half]);
+    __syncthreads();
+  }
+  return found[0];
+}
+
 struct ImagePlan {
   FastDiv chunks;         // CTAs that share a block, each with its words
   FastDiv width, pixels;  // of a block

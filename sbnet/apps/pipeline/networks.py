@@ -237,7 +237,7 @@ def registry() -> dict[str, Callable[..., Network]]:
 
 def open_network(given: Any) -> Network:
     """The network that `given` is or names: a Network, an nn.Module, a file (.onnx, .pt2), a name of the registry
-    ("upscale:2"), or "module:callable", which returns any of these.
+    ("upscale:2"), or "module:name" of any of these or of a callable that returns one.
 
     Raises:
         PipelineError: there is no such thing, or a package that it needs is missing.
@@ -269,12 +269,13 @@ def open_network(given: Any) -> Network:
         if name in known:
             return known[name](*([rest] if rest else []))
         if rest:
-            return open_network(getattr(importlib.import_module(name), rest)())
+            found = getattr(importlib.import_module(name), rest)
+            return open_network(found if isinstance(found, nn.Module | Network) or not callable(found) else found())
     except (ImportError, AttributeError) as error:
         raise PipelineError(f"network {text}: {error}") from None
     except ValueError as error:
         raise PipelineError(f"network {text}: {str(error).removeprefix('sbnet: ')}") from None
-    raise PipelineError(f"network {text}: expected one of {', '.join(known)}, module:callable, a .onnx or a .pt2 file")
+    raise PipelineError(f"network {text}: expected one of {', '.join(known)}, module:name, a .onnx or a .pt2 file")
 
 
 def halo_of(run: Any) -> int:

@@ -44,7 +44,7 @@ class Pipeline:
             yields arrays [H,W,C] or tensors [C,H,W].
         mask: which pixels matter: a Mask of `sbnet.masks`, what names one ("motion"), a function of frames, a tensor.
             None: the network's own, or motion.
-        network: an nn.Module, a `Network`, a file (.onnx, .pt2), "module:callable", or a name ("contours").
+        network: an nn.Module, a `Network`, a file (.onnx, .pt2), "module:name", or a name ("contours").
         sink: a film's path, a folder's (PNG files), a .jsonl's, a function of each `Result`, or a list of them.
         mode: "masked", "exact", "cached" (sparsify's), or "dense": no mask at all. None: the network's own.
         size: (height, width) that frames are scaled to.
@@ -215,7 +215,7 @@ class Pipeline:
         if not summary.records and self.network.finish is None and writes_records(self._sink):
             summary.notes.append(
                 f"no records: no decoder is set for {self.network.name}; --decode (yolo, detr, rtdetr, classes) or "
-                "the finish of a Network, by module:callable, makes them"
+                "the finish of a Network, by module:name, makes them"
             )
         if self.report is not None:
             write_report(summary, self.report)
