@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from sbnet.graph import norms, pixelwise, rules
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder
-from sbnet.graph.dense_attention import KEYED, PRODUCTS, hide, shown
+from sbnet.graph.dense_attention import HIDES, KEYED, PRODUCTS
 from sbnet.graph.exporting import exporting
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import no_dump, no_values, refusal
@@ -70,7 +70,7 @@ def capture(
 
 def _dense(graph: Graph) -> int:
     """How many ops run dense, beside those that only say which keys are active."""
-    return sum(node.kind == "aten" and not node.moves and node.target not in (hide, shown) for node in graph.nodes)
+    return sum(node.kind == "aten" and not node.moves and node.target not in HIDES for node in graph.nodes)
 
 
 def _read(program: Any, module: nn.Module, tokens: TokenRules | None = None) -> Graph:

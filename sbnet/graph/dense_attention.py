@@ -15,8 +15,8 @@ from sbnet.graph.builder import PLANNED_DTYPES, Builder, Call, feature_map
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.pixelwise import PIXELWISE
 from sbnet.graph.token_views import root_of, tokens_at
-from sbnet.graph.tracing import plane_root
-from sbnet.graph.window_attention import active_pixels
+from sbnet.graph.tracing import plane_root, traced
+from sbnet.graph.window_attention import active_pixels, table_of
 
 ATEN = torch.ops.aten
 MOST_STEPS = 32  # ops between products and a softmax
@@ -32,9 +32,17 @@ def with_active_keys(b: Builder, call: Call) -> Call:
         scores, rank = call.args[0], len(call.args[0].shape)
         at = call.argument("dim", -1)  # exp has none: keys are columns
         at = at[0] if isinstance(at, (tuple, list)) and len(at) == 1 else at
-        if rank not in (3, 4) or at not in (-1, rank - 1, -2, rank - 2):
+        if rank not in (3, 4, 5) or at not in (-1, rank - 1, -2, rank - 2):
             return call
-        among_pixels = not _of_products(scores)
+        product = _product_under(scores)
+        if product is not None and at in (-1, rank - 1) and product.output.shape == scores.shape and rank >= 4:
+            windows = _windows(b, call, product.args[1], rank - 1)
+            if windows is not None:
+                hidden = _added(b, call, hide_in_windows, [scores, windows], scores)
+                return dataclasses.replace(call, args=(hidden, *call.args[1:]))
+        if rank == 5:
+            return call
+        among_pixels = product is None
         if among_pixels and (call.name not in SPREAD or call.argument("dtype") or not _is_plane(scores, at % rank)):
             return call
         keys = _keys(b, call, scores, at % rank)
@@ -47,13 +55,18 @@ def with_active_keys(b: Builder, call: Call) -> Call:
     if call.name != "scaled_dot_product_attention" or call.argument("is_causal"):
         return call
     rank = len(call.args[1].shape)
-    keys = _keys(b, call, call.args[1], rank - 2) if rank < 5 else _keys_of_windows(b, call, call.args[1])
+    keys = _keys(b, call, call.args[1], rank - 2) if rank < 5 else None
+    in_windows = keys is None
+    if in_windows:
+        keys = _windows(b, call, call.args[1], rank - 2)
     if keys is None:
         return call
     rest = {name: call.argument(name) for name in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")}
-    images, joined = (keys.shape[0], call.args[1].shape[0]) if rank < 5 else (1, 1)
-    shape = {3: (joined, 1, keys.shape[-1]), 4: (images, 1, 1, keys.shape[-1])}.get(rank, tuple(keys.shape))
-    given, mask = [keys, rest["attn_mask"], call.args[0].dtype, joined // images if rank == 3 else 0], rest["attn_mask"]
+    images, joined, mask = keys.shape[0], call.args[1].shape[0], rest["attn_mask"]
+    shape = tuple(keys.shape)
+    if not in_windows:
+        shape = (joined, 1, keys.shape[-1]) if rank == 3 else (images, 1, 1, keys.shape[-1])
+    given = [keys, mask, call.args[0].dtype, joined // images if rank == 3 and not in_windows else 0]
     if mask is not None:
         shape = tuple(torch.broadcast_shapes(shape, mask.shape))
     rest["attn_mask"] = _added(b, call, shown, given, dataclasses.replace(keys, shape=shape))
@@ -68,6 +81,11 @@ def hide(scores: Tensor, active: Tensor, at: int) -> Tensor:
     shape[at] = active.shape[1]
     parted = scores.unflatten(0, (len(active), -1))
     return parted.masked_fill(~active.view(shape), -torch.inf).flatten(0, 1)
+
+
+def hide_in_windows(scores: Tensor, active: Tensor) -> Tensor:
+    """The same of scores [...,queries,keys] of windows: active [...,1,keys]."""
+    return scores.masked_fill(~(active | ~active.any(-1, keepdim=True)), -torch.inf)
 
 
 def softmax(x: Tensor, active: Tensor, at: int) -> Tensor:
@@ -120,29 +138,60 @@ def _keys(b: Builder, call: Call, value: Value, at: int) -> Value | None:
     return active_pixels(b, call, root, {})[0]
 
 
-def _keys_of_windows(b: Builder, call: Call, value: Value) -> Value | None:
-    """[N,...,1,keys] bool: which keys [N,...,keys,width] of the windows that a plane was parted into are active."""
-    axes = value.axes
-    if value.constant or axes is None or len(value.shape) != 5 or value.shape[0] != (b.batch or 1):
+def _windows(b: Builder, call: Call, value: Value, at: int) -> Value | None:
+    """Which keys of windows are active; of queries and keys of a plane as a whole `_keys` knows."""
+    if value.constant:
         return None
-    inside = [[name[0] in "HW" for name, _ in dim] for dim in axes.dims]
-    kept = [bool(found) and all(found) for found in inside]
-    atoms = [atom for dim in axes.dims for atom in dim if atom[0][0] in "HW"]
+    found = _keys_shown(b, call, value, at)
+    return _keys_of_windows(b, call, value, at) if found is None else found
+
+
+def _keys_shown(b: Builder, call: Call, value: Value, at: int) -> Value | None:
+    """[...,1,keys] bool of what shows pixels of a plane, as windows that were gathered from it: which keys are active.
+    What is no pixel, as padding of windows, is."""
+    found, rank = traced(value), len(value.shape)
+    if found is None or found.root.tokens is not None or found.root.given or found.undefined:
+        return None
+    pixels = found.pixels.movedim(at, rank - 1)
+    keys = pixels[..., :1, :]
+    if not torch.equal(pixels, keys.expand_as(pixels)):
+        return None
+    for dim in range(rank - 2):  # of heads
+        if torch.equal(keys, keys.narrow(dim, 0, 1).expand_as(keys)):
+            keys = keys.narrow(dim, 0, 1)
+    mask = active_pixels(b, call, found.root, {})[0]
+    index = table_of(f"{call.label}_{len(b.nodes)}_keys", mask, keys.long())
+    return _added(b, call, shown_keys, [mask, index], dataclasses.replace(index, axes=None))
+
+
+def shown_keys(active: Tensor, index: Tensor) -> Tensor:
+    return (index == 0) | active.flatten()[index.sub(1).clamp_(min=0)]
+
+
+def _keys_of_windows(b: Builder, call: Call, value: Value, at: int) -> Value | None:
+    """[...,1,keys] bool: which keys of the windows that a plane was parted into are active. The value is
+    [...,keys,width], or [...,width,keys]; `at` is the dimension of keys."""
+    axes, rank, n = value.axes, len(value.shape), b.batch or 1
+    if value.constant or axes is None or rank < 3 or axes.dims[0][0] != ("N", n):
+        return None
+    inside = [[name[0] in "NHW" for name, _ in dim] for dim in axes.dims]
+    kept = [all(found) for found in inside]
+    atoms = [atom for dim in axes.dims for atom in dim if atom[0][0] in "NHW"][1:]
     parts = sorted(atoms)
-    if len(set(parts)) < len(parts) or not kept[3] or axes.dims[0] != (("N", value.shape[0]),):
+    if len(set(parts)) < len(parts) or not kept[at] or kept[2 * rank - 3 - at] or at == 0:
         return None
-    if any(any(found) and not all(found) for found in inside):
+    if any(any(found) and not all(found) for found in inside) or any(name[0] == "N" for name, _ in atoms):
         return None
-    size = tuple(math.prod(n for name, n in parts if name[0] == side) for side in "HW")
+    size = tuple(math.prod(length for name, length in parts if name[0] == side) for side in "HW")
     root = _map_of(value, size)  # type: ignore[arg-type]
     if root is None:
         return None
-    n, mask = value.shape[0], active_pixels(b, call, root, {})[0]
+    mask = active_pixels(b, call, root, {})[0]
     lengths = [n, *(length for _, length in parts)]
     made = b.move(mask, ATEN.reshape.default, lengths, lengths, call)
     order = [0, *(1 + parts.index(atom) for atom in atoms)]
     made = b.move(made, ATEN.permute.default, order, [lengths[k] for k in order], call)
-    shape = [n, *(value.shape[k] if kept[k] else 1 for k in (1, 2)), 1, value.shape[3]]
+    shape = [*(value.shape[k] if kept[k] else 1 for k in range(rank - 2)), 1, value.shape[at]]
     return b.move(made, ATEN.reshape.default, shape, shape, call)
 
 
@@ -153,8 +202,9 @@ def _is_plane(value: Value, at: int) -> bool:
     return value.axes is not None and [name for name, _ in value.axes.dims[at]] == ["H", "W"]
 
 
-def _of_products(value: Value) -> bool:
-    """Is it made of a product of two tensors that the network computes, as scores of queries and keys are?"""
+def _product_under(value: Value) -> Node | None:
+    """The product of two tensors that the network computes of which a value is made, as scores are of queries and
+    keys."""
     seen, todo = set[int](), [value]
     while todo:
         one = todo.pop()
@@ -163,9 +213,9 @@ def _of_products(value: Value) -> bool:
         seen.add(id(one))
         given = [v for v in one.producer.inputs() if not v.constant]
         if op_name(one.producer.target) in ("matmul", "bmm") and len(given) == 2:
-            return True
+            return one.producer
         todo += given
-    return False
+    return None
 
 
 def _map_of(value: Value, plane: tuple[int, int]) -> Value | None:
@@ -263,3 +313,6 @@ def as_matmul(b: Builder, call: Call) -> Any:
 
 
 WRITTEN = {"baddbmm": as_bmm, "einsum": as_matmul}  # in other words than a product
+
+
+HIDES = (hide, hide_in_windows, shown, shown_keys)  # they only say which keys are active

@@ -206,3 +206,39 @@ def test_a_source_that_may_wait_keeps_its_thread():
     for feed in (slow, quick):
         feed.close()
     shared.close()
+
+
+def test_a_source_that_hangs_does_not_hold_the_others(monkeypatch):
+    """It is late, and read on once it answers."""
+    monkeypatch.setattr(Reader, "STUCK", 0.05)
+    answers = threading.Event()
+
+    class Hangs(Prompt):
+        def __iter__(self):
+            yield from range(20)
+            answers.wait(60)
+            yield from range(20, 40)
+
+    shared = Reader()
+    stuck, *_ = feeds = [Ahead(source, reader=shared) for source in (Hangs(40), Prompt(200), Prompt(200))]
+    found: list[list[int]] = [[] for _ in feeds]
+    deadline = time.perf_counter() + 30
+
+    def take(feed, own):
+        item = feed.poll(0.01)
+        own += [] if item is None else [item]
+
+    while min(map(len, found[1:])) < 200 and time.perf_counter() < deadline:
+        for feed, own in zip(feeds, found, strict=True):
+            if len(own) < 200:
+                take(feed, own)
+    assert [len(own) for own in found] == [20, 200, 200]
+    assert not answers.is_set()
+    answers.set()
+    while len(found[0]) < 40 and time.perf_counter() < deadline:
+        take(stuck, found[0])
+    assert found == [list(range(40)), list(range(200)), list(range(200))]
+    for feed in feeds:
+        feed.close()
+    shared.close()
+    assert not readers()

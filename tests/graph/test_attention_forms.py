@@ -83,7 +83,47 @@ def keys_by_themselves(q, k, v, keys):
     return joined(q.softmax(-1) @ (k.softmax(-2).mT @ v))
 
 
+def parted(x: Tensor, side: int = SIZE // PATCH, window: int = 4) -> Tensor:
+    """[N,T,...] as [N,windows,rows,...]."""
+    x = x.unflatten(1, (side // window, window, side // window, window))
+    return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def whole(x: Tensor, side: int = SIZE // PATCH, window: int = 4) -> Tensor:
+    x = x.unflatten(2, (window, window)).unflatten(1, (side // window, side // window))
+    return x.transpose(2, 3).flatten(1, 4)
+
+
+def seen_in_windows(keys: Tensor) -> Tensor:
+    """[N,windows,rows]; a window without keys sees all of its rows, which are not active."""
+    keys = parted(keys)
+    return keys | ~keys.any(-1, keepdim=True)
+
+
+def windows_in_the_batch(q, k, v, keys):
+    q, k, v = (split(parted(t).flatten(0, 1)) for t in (q, k, v))
+    found = q.softmax(-1) @ k.mT
+    if keys is not None:
+        found = found.masked_fill(~seen_in_windows(keys).flatten(0, 1)[:, None, None], -torch.inf)
+    return whole(joined(found.softmax(-1) @ v).unflatten(0, (-1, 4)))
+
+
+def windows_in_one_op(q, k, v, keys):
+    q, k, v = (split(parted(t).flatten(0, 1)) for t in (q, k, v))
+    mask = None if keys is None else seen_in_windows(keys).flatten(0, 1)[:, None, None]
+    return whole(joined(F.scaled_dot_product_attention(q.softmax(-1), k, v, mask)).unflatten(0, (-1, 4)))
+
+
+def windows_beside_heads(q, k, v, keys):
+    q, k, v = (parted(t).unflatten(3, (HEADS, WIDTH)).permute(0, 3, 1, 2, 4) for t in (q, k, v))
+    found = q @ k.mT * WIDTH**-0.5 + torch.arange(k.shape[3], dtype=q.dtype).view(1, 1, 1, 1, -1) / 64
+    if keys is not None:
+        found = found.masked_fill(~seen_in_windows(keys)[:, None, :, None], -torch.inf)
+    return whole((found.softmax(-1) @ v).permute(0, 2, 3, 1, 4).flatten(3))
+
+
 FORMS = [
+    windows_in_the_batch, windows_in_one_op, windows_beside_heads,
     heads_in_the_batch, a_bias_in_the_product, a_bias_of_heads_in_the_batch, keys_in_rows, by_hand, by_logarithms,
     the_best_three, keys_by_themselves,
 ]  # fmt: skip

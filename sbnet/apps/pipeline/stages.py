@@ -107,6 +107,8 @@ class Ahead:
         try:
             found = self._queue.get(timeout > 0, timeout)
         except queue.Empty:
+            if self.shared and self._reader is not None:
+                self._reader.relieve()
             return None
         return self._item(*found)
 
@@ -141,6 +143,8 @@ class Reader:
         woken: set, there may be something to do. busy: seconds that it worked.
     """
 
+    STUCK = 1.0  # seconds
+
     def __init__(self, context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.busy = 0.0
         self.woken = threading.Event()
@@ -148,14 +152,28 @@ class Reader:
         self._added: deque[Ahead] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # while it has sources
+        self._own: list[Ahead] = []
+        self._at: tuple[Ahead, float] | None = None  # what it reads, and since when
 
     def add(self, ahead: Ahead) -> None:
         with self._lock:
             self._added.append(ahead)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sbnet-decode", daemon=True)
-                self._thread.start()
+                self._start()
         self.woken.set()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="sbnet-decode", daemon=True)
+        self._thread.start()
+
+    def relieve(self) -> None:
+        """Called by who waits for a source."""
+        with self._lock:
+            if self._at is None or time.perf_counter() - self._at[1] < self.STUCK:
+                return
+            stuck, self._at = self._at[0], None
+            self._added.extend(ahead for ahead in self._own if ahead is not stuck)
+            self._start()
 
     def close(self, timeout: float = 5) -> None:
         """After all of what it reads was closed."""
@@ -169,11 +187,13 @@ class Reader:
 
     def _read(self) -> None:
         own: list[Ahead] = []
+        thread = threading.current_thread()
         while True:
             self.woken.clear()
             with self._lock:
                 own += self._added
                 self._added.clear()
+                self._own = own
                 if not own:
                     self._thread = None
                     return
@@ -181,7 +201,17 @@ class Reader:
             for ahead in list(own):
                 if ahead.has_place:
                     waits = False
-                    if not ahead.step(ahead.put_at_once, self):
+                    self._at = ahead, time.perf_counter()
+                    more = ahead.step(ahead.put_at_once, self)
+                    with self._lock:
+                        relieved = self._thread is not thread
+                        if not relieved:
+                            self._at = None
+                    if relieved:
+                        if more:
+                            self.add(ahead)
+                        return
+                    if not more:
                         own.remove(ahead)
             if waits:
                 self.woken.wait()
