@@ -18,7 +18,7 @@ from torch import nn
 import sbnet
 from sbnet.benchmarks.cases.training import steps
 
-NETWORKS = {"four 3x3": (1, 256), "resnet18": (4, 224)}
+NETWORKS = {"four 3x3": (1, 256), "resnet18": (4, 224), "U-Net, bilinear": (1, 256)}
 ROUNDS = 7
 
 

@@ -115,13 +115,19 @@ def conv(i: int, o: int, k: int = 3, s: int = 1) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Ronneberger et al., 2015, with padding and a width of 32: two 3x3 a level, transposed convolutions up."""
+    """Ronneberger et al., 2015, with padding and a width of 32: two 3x3 a level; up by transposed convolutions, or an
+    interpolation and a 1x1."""
 
-    def __init__(self, width: int = 32, levels: int = 4) -> None:
+    def __init__(self, width: int = 32, levels: int = 4, up: str | None = None) -> None:
         super().__init__()
         sizes = [width << k for k in range(levels + 1)]
         self.down = nn.ModuleList(_pair(i, o) for i, o in zip([3, *sizes], sizes, strict=False))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, 2) for c in sizes[-2::-1])
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(2 * c, c, 2, 2)
+            if up is None
+            else nn.Sequential(nn.Upsample(scale_factor=2, mode=up), nn.Conv2d(2 * c, c, 1))
+            for c in sizes[-2::-1]
+        )
         self.join = nn.ModuleList(_pair(2 * c, c) for c in sizes[-2::-1])
         self.head = nn.Conv2d(width, 2, 1)
 
@@ -199,6 +205,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg16_bn": lambda: _torchvision("vgg16_bn"),
     "fcn_resnet50": lambda: _segmentation("fcn_resnet50"),
     "U-Net": UNet,
+    "U-Net, bilinear": lambda: UNet(up="bilinear"),
     "repvgg_a0": lambda: _timm("repvgg_a0"),
     "YOLOv8n-like": Yolo,
     "YOLOv8s-like": lambda: Yolo(width=32),

@@ -56,7 +56,7 @@ def speed_table(sessions: Sequence[Session]) -> str:
 
 
 def _gains(rows: Sequence[Row]) -> str:
-    """Of one image, and behind a stroke of many."""
+    """Of one image, and after a slash of many."""
     ratios = [cell(row["x dense"]) for row in rows]
     marks = [MARK if row.get("others", 0.0) > DISTURBED else "" for row in rows]
     ratios[:1] = [f"**{ratio}**" for ratio in ratios[:1]]
@@ -114,7 +114,7 @@ def _said(kind: str, found: Mapping[str, tuple[Session | None, dict[str, Row]]])
         text += f" {MARK}: other programs took\nmore than a tenth of the processor meanwhile."
     images = sorted({row["facts"]["size"][0] for name, (of, _) in chosen.items() for row in _many(of, name).values()})
     if images:
-        text += f" Behind a stroke:\n{' or '.join(map(str, images))} images a call."
+        text += f" After the slash:\n{' or '.join(map(str, images))} images a call."
     return text + "\n"
 
 

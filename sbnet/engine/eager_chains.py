@@ -38,7 +38,7 @@ class Pool(torch.autograd.Function):
             y = _ops.sparse_avg_pool2d(x, *plane.lists(), kernel, stride, padding, False, counted, divisor)
         ctx.save_for_backward(x.detach())
         ctx.planes, ctx.numbers = (plane, x_plane), (kernel, stride, padding, dilation, False, counted, divisor or 0)
-        ctx.maximum = maximum
+        ctx.maximum, ctx.joined, ctx.read = maximum, False, None
         return y
 
     @staticmethod
@@ -47,8 +47,9 @@ class Pool(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         (_, _, block_map, grid), (_, _, x_map, x_grid) = (plane.lists() for plane in ctx.planes)
         found = like(x, x.shape)
+        taken = None if ctx.read is None else ctx.read[0].take(ctx.read[1])
         _ops.sparse_pool2d_grad_(grad, x, block_map, grid, ctx.maximum, *ctx.numbers, x_map, x_grid, found)
-        return found, *[None] * 9
+        return found if ctx.read is None else ctx.read[0].give(found, taken), *[None] * 9
 
 
 def of_sum(of: Norm | Conv, ctx: Any, grad: Tensor, ring: int = 0) -> Tensor:

@@ -25,6 +25,7 @@ from sbnet.ops import (
     sparse_resize2d,
 )
 from sbnet.ops.masked.batch_norm import batch_norm2d, follow_, synchronized_batch_norm2d
+from sbnet.ops.masked.resize import resize_arguments
 
 if TYPE_CHECKING:
     from sbnet.active import ActiveBlocks
@@ -187,6 +188,8 @@ def interpolate(
         sides = resize_output_size(input.shape[2:], to_scales(scale_factor, "masked: scale_factor"))
     if whole(of, sides):
         return densely(of, F.interpolate, input, size, scale_factor, mode, align_corners)
+    if (maps := open_of(of)) is not None and of.keeps(input):
+        return maps.resize(input, *resize_arguments("sparse_resize2d", input, size, scale_factor, mode, align_corners))
     options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
     options |= {"size": sides} if size is not None else {"scale_factor": scale_factor}
     return of.kept(sparse_resize2d(input, of.active(sides), **options))
@@ -348,10 +351,8 @@ LAYERS: dict[Any, Any] = {
 
 
 # What takes open maps (eager_open.py) as they are.
-TAKES_OPEN = {
-    func
-    for func, layer in LAYERS.items()
-    if layer
-    in (conv2d, batch_norm, group_norm, instance_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, *LOSSES.values())
-    or getattr(layer, "activates", False)
-}
+TAKES_OPEN = {func for func, layer in LAYERS.items() if getattr(layer, "activates", False)} | LOSSES.keys()
+_OPEN_LAYERS = (
+    conv2d, batch_norm, group_norm, instance_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, interpolate,
+)  # fmt: skip
+TAKES_OPEN |= {func for func, layer in LAYERS.items() if layer in _OPEN_LAYERS}

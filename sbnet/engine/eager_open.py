@@ -18,13 +18,15 @@ from torch import Tensor
 
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Pool, fits, told
 from sbnet.engine.eager_grads import Groups
+from sbnet.engine.eager_joins import Cat, joins
 from sbnet.engine.eager_losses import Product, Total
 from sbnet.engine.eager_nhwc import BASE, base_of
 from sbnet.engine.eager_norms import Norm2d
 from sbnet.engine.eager_once import Counts, Weights, conv_weight
 from sbnet.engine.eager_passes import Plane, Readers, Route
+from sbnet.engine.eager_resize import How, Resize, reach_within
 from sbnet.engine.eager_response import Responses
-from sbnet.geometry import to_pair
+from sbnet.geometry import Window, to_pair
 from sbnet.ops import fringe
 from sbnet.ops.common import is_channels_last
 from sbnet.ops.masked.conv import autocast
@@ -146,13 +148,14 @@ class OpenMaps:
         _ops.sparse_fill_(x.detach(), known.plane.active.block_map, known.plane.active.grid.numbers(), 0.0)
         del x.__dict__[OPEN]
 
-    def clear(self, x: Tensor, plane: Plane, window: Any) -> None:
-        """Zeros where a window reads what no active block holds. window: kernel, stride, padding, dilation."""
+    def clear(self, x: Tensor, plane: Plane, window: Any, size: Any = None) -> None:
+        """Zeros where a window reads what no active block holds. window: kernel, stride, padding, dilation; or a Window
+        and the size of the plane that it is for."""
         known = self.of(x)
         if known is None:
             return
         self.settle(x)
-        pixels = self._fringe(known.plane, plane, x.shape[2:], window)
+        pixels = self._fringe(known.plane, plane, x.shape[2:], window, size)
         own = known.plane.active
         _ops.sparse_pointwise_(
             torch.empty_like(x), None, None, None, None, own.indices[:0], own.count, own.grid.numbers(), "", x.detach(),
@@ -228,6 +231,11 @@ class OpenMaps:
             known.readers = Readers(x.grad_fn, known.plane)
         return known.readers, known.readers.join(node)
 
+    def _reads(self, x: Tensor, out: Tensor) -> Tensor:
+        if (node := out.grad_fn) is not None:
+            node.read = self._read(x, node)  # type: ignore[attr-defined]
+        return out
+
     def _plane(self, size: Any) -> Plane:
         key = int(size[0]), int(size[1])
         if key not in self._rings:
@@ -240,11 +248,12 @@ class OpenMaps:
             numbers = [[n, n] for n in (2 * reach + 1, 1, reach, 1)]
             plane.rings[reach] = self._fringe(plane, plane, size, numbers)
 
-    def _fringe(self, own: Plane, plane: Plane, size: Any, window: Any) -> Fringe:
-        """Pixels of a plane of this size and its own list that a window reads for another one's."""
-        key = tuple(size), tuple(plane.active.grid.numbers()), tuple(map(tuple, window))
+    def _fringe(self, own: Plane, plane: Plane, size: Any, window: Any, of: Any = None) -> Fringe:
+        """Pixels of a plane of this size and its own list that a window reads for another one's, `of` that size."""
+        window = (window,) if isinstance(window, Window) else tuple(map(tuple, window))
+        key = tuple(size), tuple(plane.active.grid.numbers()), window
         if key not in self._fringes:
-            self._fringes[key] = fringe(own.active, plane.active, size, *window)
+            self._fringes[key] = fringe(own.active, plane.active, size, *window, consumer_size=of)
         return self._fringes[key]
 
     def conv(self, x: Tensor, weight: Tensor, bias: Any, size: Any, window: Any, groups: int) -> Tensor:
@@ -348,7 +357,21 @@ class OpenMaps:
         numbers = [[*to_pair(v, "masked: window")] for v in window]
         planes = self._plane(size), self._plane(x.shape[2:])
         self.clear(x, planes[0], numbers)
-        return self._mode.kept(Pool.apply(x, *planes, maximum, *numbers, counted, divisor))
+        return self._mode.kept(self._reads(x, Pool.apply(x, *planes, maximum, *numbers, counted, divisor)))
+
+    def resize(self, x: Tensor, size: list[int], how: How) -> Tensor:
+        plane, x_plane = self._plane(size), self._plane(x.shape[2:])
+        known, reach = self.of(x), reach_within(how, plane, x_plane, size, x.shape[2:])
+        if known is not None:
+            ring = 1 if reach is None else reach
+            if known.pending is not None:
+                self._widen(known.plane, x.shape[2:], ring)
+            self.settle(x, ring)
+            if reach is None or known.ring < reach:
+                sides = (int(x.shape[2]), int(x.shape[3])), (size[0], size[1])
+                self.clear(x, plane, Window.resize(*sides, how[0], how[1], how[2:]), size)
+        out = self._reads(x, Resize.apply(x, plane, x_plane, size, how, 0 if known is None else known.wants_ring))
+        return self._add(out, _Open(plane, None, ring=1))
 
     def product(self, x: Tensor, other: Any, name: str) -> Tensor:
         self.settle(x)
@@ -365,9 +388,13 @@ class OpenMaps:
         """Channels of maps."""
         for t in tensors:
             self.settle(t)
-        known = [self.of(t) for t in tensors]
-        out = torch.cat(tensors, 1)
-        open_ones = [k for k in known if k is not None]
+        open_ones = [k for k in map(self.of, tensors) if k is not None]
         if not open_ones:
-            return self._mode.kept(out)
-        return self._add(out, _Open(open_ones[0].plane, None, ring=min(k.ring for k in open_ones)))
+            return self._mode.kept(torch.cat(tensors, 1))
+        plane, ring = open_ones[0].plane, min(k.ring for k in open_ones)
+        if not joins(tensors):
+            return self._add(torch.cat(tensors, 1), _Open(plane, None, ring=ring))
+        out = Cat.apply(plane, *tensors)
+        if (node := out.grad_fn) is not None:
+            node.reads = [self._read(t, node) for t in tensors]
+        return self._add(out, _Open(plane, None, ring=1))

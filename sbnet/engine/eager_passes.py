@@ -141,6 +141,6 @@ class Readers:
         if a is None or b is None:
             return b if a is None else a
         indices, count, _, grid = self._plane.lists()
-        found = like(a, a.shape)
+        found = like(b if is_channels_last(b) else a, a.shape)  # one may be some channels of another tensor
         _ops.sparse_pointwise_(a, b, None, None, None, indices, count, grid, "add a", found, None, None)
         return found

@@ -61,7 +61,7 @@ def test_dense_in_the_readme_is_the_fastest_form_of_the_same_rounds():
         "CPU: 2 cores of an a machine (avx512), float32, torch t,\n2026-11-21; dense: the fastest of OpenVINO, PyTorch"
         in text
     )
-    assert "Behind a stroke:\n16 images a call." in text
+    assert "After the slash:\n16 images a call." in text
     rows[1]["others"] = 0.2
     text = figures.speed_table([done])
     assert "| **2**\\* |" in text

@@ -12,7 +12,7 @@ from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from sbnet.nn import SparseUpsample
 from support.contract import assert_holds
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
-from support.layer_checks import assert_gradients, assert_in_place, assert_window
+from support.layer_checks import assert_in_place, assert_window
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PLANE = (9, 13)
@@ -117,15 +117,6 @@ def test_sparsify_takes_any_scale(scale, mode):
         masks = PlaneMasks(pixels, 4)
         want = masked_oracle(exact, [x.double()], masks)
         assert_holds(run(x, pixels), masked_oracle(net, [x], masks), want, mode)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("by", ["x2", "x0.7", "up to 17x30", "same by x1.05", "double by x2.03"])
-def test_gradients(device, by, mode):
-    x, active, _ = make(SIZES[by], device, torch.float64)
-    how = {**SIZES[by], **MODES[mode]}
-    ours, theirs = (lambda x, op=op: op(x, active, **how) for op in (sparse_resize2d, reference.sparse_resize2d))
-    assert_gradients(ours, theirs, [x])
 
 
 BAD = [

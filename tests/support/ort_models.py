@@ -364,5 +364,6 @@ def torch_ops() -> set[str]:
         "sparse_conv2d_weight_grads",
         "sparse_norm2d_backward",
         "sparse_pool2d_grad",
+        "sparse_resize2d_grad",
         "turn_conv_weights",
     }

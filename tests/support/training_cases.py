@@ -172,6 +172,28 @@ def training_samples(device):
             (half, x, small.block_map, s, True, *pool, False, True, 0, active.block_map, g, torch.empty_like(x)),
             (half, x, small.block_map, s, False, *pool, False, False, 0, active.block_map, g, torch.empty_like(last)),
         ],
+        "sparse_resize2d_grad_": [
+            (
+                half,
+                small.block_map,
+                s,
+                "bicubic",
+                True,
+                0.0,
+                0.0,
+                *lists,
+                g,
+                torch.empty_like(last),
+                ring.pixels,
+                ring.count,
+            ),
+            (half, small.block_map, s, "nearest", False, 2.0, 0.0, *lists, g, torch.empty_like(x), None, None),
+        ],
+        "sparse_resize2d_grad": [
+            (grad(half), small.block_map, s, [20, 27], "nearest", False, 0.0, 0.0, False),
+            (grad(laid_out(half, "channels_last")), small.block_map, s, [20, 27], "bilinear", False, 0.0, 2.0, True),
+            (half, small.block_map, s, [33, 8], "bicubic", True, 0.0, 0.0, True),
+        ],
         "sparse_pool2d_grad": [
             (grad(half), x, small.block_map, s, True, *pool, False, True, 0),
             (grad(laid_out(half, "channels_last")), last, small.block_map, s, False, *pool, False, False, 0),

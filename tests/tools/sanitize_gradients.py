@@ -56,7 +56,7 @@ def conv_gradients(device: str) -> None:
 
 
 def layer_gradients(device: str) -> None:
-    """Norms, pools and activations."""
+    """Norms, pools, resizes and activations."""
     active = some_active((2, 19, 30), BlockGrid.cover((19, 30), (5, 8)), 0.6, device)
     for channels, channels_last in ((6, False), (24, True), (200, True)):
         x = torch.randn(2, channels, 19, 30, device=device)
@@ -90,6 +90,18 @@ def layer_gradients(device: str) -> None:
                 made = getattr(sbnet, f"sparse_{op}_pool2d")(x, pools, **window)
                 plain = getattr(torch.nn.functional, f"{op}_pool2d")
                 like_dense(made, pools, [x], lambda t, plain=plain, window=window: plain(t.contiguous(), **window))
+        for mode, size in (("nearest", (38, 60)), ("bilinear", (38, 60)), ("bicubic", (11, 47)), ("nearest", (7, 9))):
+            resized = some_active((2, *size), BlockGrid.cover(size, (5, 8)), 0.6, device)
+            made = sbnet.sparse_resize2d(x, resized, size=size, mode=mode)
+
+            def resize(t, mode=mode, size=size):
+                return torch.nn.functional.interpolate(t, size, mode=mode)
+
+            like_dense(made, resized, [x], resize)
+            rest = "nearest", False, 0.0, 0.0, active.indices, active.count, active.grid.numbers()
+            torch.ops.sbnet.sparse_resize2d_grad_(
+                made.detach(), resized.block_map, resized.grid.numbers(), *rest, torch.empty_like(x), None, None
+            )
         norm = sbnet.nn.SparseBatchNorm2d(channels, device=device).train()
         norm(x, active).square().sum().backward()
 

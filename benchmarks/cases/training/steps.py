@@ -22,8 +22,11 @@ from sbnet.benchmarks.harness.training import backward, hold_gradients, hold_los
 
 BLOCK = 8
 # network: batch and side on CUDA, on a CPU
-ON_CUDA = {"resnet50": (8, 512), "U-Net": (8, 512), "YOLOv8n-like": (16, 640), "convnext_tiny": (8, 224)}
-ON_CPU = {"four 3x3": (1, 256), "resnet18": (4, 224)}
+ON_CUDA = {
+    "resnet50": (8, 512), "U-Net": (8, 512), "U-Net, bilinear": (8, 512), "YOLOv8n-like": (16, 640),
+    "convnext_tiny": (8, 224),
+}  # fmt: skip
+ON_CPU = {"four 3x3": (1, 256), "resnet18": (4, 224), "U-Net, bilinear": (1, 256)}
 RECTANGLES = (0.1, 0.3, 1.0)
 PATCHES = 0.4  # of 32 x 32 pixels, at random, are seen in masked pretraining
 

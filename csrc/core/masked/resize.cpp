@@ -9,6 +9,8 @@ Status ResizeLayer::check(const ResizeParams& p) {
   for (const float ratio : p.ratio)
     SBNET_CHECK(ratio >= 0 && ratio < (1 << 24), "%s: scale_factor: expected 2^-24 at least, got 1 / %g", kOp,
                 static_cast<double>(ratio));
+  SBNET_CHECK(!p.align_corners || p.mode == ResizeMode::kBilinear || p.mode == ResizeMode::kBicubic,
+              "%s: align_corners: expected false of the nearest modes, got true", kOp);
   return ok_status();
 }
 
@@ -29,11 +31,6 @@ Status ResizeLayer::size(const ResizeParams& p, int d, int64_t x, int64_t* y) {
   return ok_status();
 }
 
-Status validate(const ResizeParams& p) {
-  SBNET_TRY(check_plain<ResizeLayer>(p));
-  SBNET_CHECK(!p.align_corners || p.mode == ResizeMode::kBilinear || p.mode == ResizeMode::kBicubic,
-              "%s: align_corners: expected false of the nearest modes, got true", kOp);
-  return ok_status();
-}
+Status validate(const ResizeParams& p) { return check_plain<ResizeLayer>(p); }
 
 }  // namespace sbnet

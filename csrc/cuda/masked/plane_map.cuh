@@ -8,9 +8,9 @@ namespace sbnet {
 constexpr int kPlaneThreads = 256;
 
 struct PlaneMap {
-  const int32_t* block_map;
-  FastDiv words;          // of a pixel that a CTA takes together; 1 where pixels of a channel are neighbours
-  FastDiv width, height;  // of the plane
+  const int32_t* block_map;  // null: all pixels are active
+  FastDiv words;             // of a pixel that a CTA takes together; 1 where pixels of a channel are neighbours
+  FastDiv width, height;     // of the plane
   FastDiv block_width, block_height;
   int32_t block_rows, block_columns, all_words;
   int64_t pixels;  // of the batch
@@ -54,8 +54,10 @@ __device__ __forceinline__ void for_plane(const PlaneMap& map, const Begin& begi
     map.width.divmod(static_cast<uint32_t>(at), &rest, &column);
     map.height.divmod(rest, &n, &row);
     const int32_t slot =
-        map.block_map[(int64_t{n} * map.block_rows + map.block_height.quotient(row)) * map.block_columns +
-                      map.block_width.quotient(column)];
+        !map.block_map
+            ? 0
+            : map.block_map[(int64_t{n} * map.block_rows + map.block_height.quotient(row)) * map.block_columns +
+                            map.block_width.quotient(column)];
     const PlanePixel pixel = {n, static_cast<int>(row), static_cast<int>(column), slot >= 0};
     decltype(load(pixel)) loaded;
     if (pixel.active) loaded = load(pixel);

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import RESIZE_MODES, resize_output_size, to_scales
-from sbnet.ops.common import require_active, require_tensor
-from sbnet.ops.masked.layer import layer_fakes, pairs, run_layer, run_layer_
+from sbnet.ops.common import empty4, is_channels_last, refuse_meta_mix, require_active, require_tensor
+from sbnet.ops.masked.conv_grad import active_of
+from sbnet.ops.masked.layer import in_place_fake, layer_fakes, pairs, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
-_aten = torch.ops.aten
 
 
 def sparse_resize2d(
@@ -52,7 +52,7 @@ def sparse_resize2d(
     op = "sparse_resize2d"
     require_tensor(op, "x", x)
     require_active(op, active)
-    sides, how = _arguments(op, x, size, scale_factor, mode, align_corners)
+    sides, how = resize_arguments(op, x, size, scale_factor, mode, align_corners)
     return run_layer(op, x, active, sides, *how)
 
 
@@ -79,13 +79,13 @@ def sparse_resize2d_(
     require_tensor(op, "x", x)
     require_tensor(op, "out", out)
     size = out.shape[2:] if scale_factor is None else None
-    sides, how = _arguments(op, x, size, scale_factor, mode, align_corners)
+    sides, how = resize_arguments(op, x, size, scale_factor, mode, align_corners)
     if sides != list(out.shape[2:]):
         raise ValueError(f"sbnet::{op}: out: expected a plane of {tuple(sides)}, got {tuple(out.shape[2:])}")
     run_layer_(op, x, active, out, fringe, *how)
 
 
-def _arguments(
+def resize_arguments(
     op: str, x: Tensor, size: Any, scale_factor: Any, mode: str, align_corners: bool | None
 ) -> tuple[list[int], tuple[str, bool, float, float]]:
     """(output sides, (mode, align_corners, ratios)) as the op takes them."""
@@ -136,34 +136,41 @@ layer_fakes("sparse_resize2d", lambda shape, size, *_: (*shape[:2], *size))
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
     x, _indices, _count, block_map, grid, *how = inputs
     ctx.save_for_backward(block_map)
-    ctx.grid, ctx.how, ctx.shape = grid, how, list(x.shape)
-
-
-NAMES = {
-    "nearest": "upsample_nearest2d", "nearest-exact": "_upsample_nearest_exact2d", "bilinear": "upsample_bilinear2d",
-    "bicubic": "upsample_bicubic2d",
-}  # fmt: skip
+    ctx.grid, ctx.how, ctx.size, ctx.channels_last = grid, how, list(x.shape[2:]), is_channels_last(x)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    """PyTorch's own backward of the whole plane, on the gradient of active blocks. On a GPU it adds bilinear and
-    bicubic gradients by atomics, in any order: torch.use_deterministic_algorithms(True) asks for products instead."""
     (block_map,) = ctx.saved_tensors
-    size, mode, align_corners, *ratios = ctx.how
-    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
-    corners = () if mode.startswith("nearest") else (align_corners,)
-    scales = [1 / r if r else None for r in ratios]
-    atomics = grad.is_cuda and not mode.startswith("nearest") and torch.are_deterministic_algorithms_enabled()
-    if all(isinstance(n, int) for n in (*size, *ctx.shape)) and not atomics:
-        backward = getattr(_aten, NAMES[mode] + "_backward")
-        return backward(grad, size, ctx.shape, *corners, *scales), *[None] * 9
-    # It takes no symbolic sizes either. The weights of each axis as a matrix, from an identity's columns:
-    forward, (height, width) = getattr(_aten, NAMES[mode]), ctx.shape[2:]
-    wide = grad.float() if grad.dtype.itemsize == 2 else grad
-    down = forward(torch.eye(height).to(wide)[None, :, :, None], [size[0], 1], *corners, scales[0], None)
-    across = forward(torch.eye(width).to(wide)[None, :, :, None], [size[1], 1], *corners, scales[1], None)
-    found = torch.einsum("nchw,ih,jw->ncij", wide, down[0, :, :, 0], across[0, :, :, 0])
-    return found.to(grad.dtype), *[None] * 9
+    _size, *how = ctx.how
+    return _ops.sparse_resize2d_grad(grad, block_map, ctx.grid, ctx.size, *how, ctx.channels_last), *[None] * 9
 
 
 torch.library.register_autograd("sbnet::sparse_resize2d", _backward, setup_context=_setup)
+
+
+@torch.library.register_fake("sbnet::sparse_resize2d_grad")
+def _grad_fake(
+    grad: Tensor, block_map: Tensor, grid: list[int], size: list[int], method: str, align_corners: bool, ratio_h: float,
+    ratio_w: float, channels_last: bool,
+) -> Tensor:  # fmt: skip
+    refuse_meta_mix("sparse_resize2d_grad", grad, block_map)
+    return empty4(grad, (*grad.shape[:2], *size), channels_last)
+
+
+in_place_fake("sparse_resize2d_grad_")
+
+
+def _grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    grad, block_map, ctx.grid, _size, *ctx.how, _ = inputs
+    ctx.save_for_backward(block_map)
+    ctx.size = list(grad.shape[2:])
+
+
+def _grad_backward(ctx: Any, grad: Tensor) -> tuple:
+    """It is linear in dy: the interpolation again."""
+    (block_map,) = ctx.saved_tensors
+    indices, count, _, own = active_of(block_map >= 0, ctx.grid)
+    return _ops.sparse_resize2d(grad, indices, count, own, ctx.grid, ctx.size, *ctx.how), *[None] * 8
+
+
+torch.library.register_autograd("sbnet::sparse_resize2d_grad", _grad_backward, setup_context=_grad_setup)
