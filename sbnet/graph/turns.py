@@ -55,20 +55,22 @@ def turns(value: Value, start: Value, dim: int) -> tuple[Tensor, Tensor, bool] |
 
     start: [N,heads,tokens,dim].
     """
-    if any(v.tensor is not None and v.tensor.requires_grad for v in constants_of(value)):
+    held = [v.tensor for v in constants_of(value) if v.tensor is not None]
+    if any(t.requires_grad for t in held):
         return None  # tables that may be written
+    device = next((t.device for t in held if t.dim()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     vectors = torch.rand(3, dim, dtype=torch.float64, generator=generator) + 0.5
     made = []
     for vector in vectors:
-        whole = vector.expand(start.shape).contiguous()
+        whole = vector.to(device).expand(start.shape).contiguous()
         try:
             y = computed_of(value, {id(start): whole})
         except (LookupError, RuntimeError):
             return None
         if not isinstance(y, Tensor) or y.shape != start.shape or not torch.equal(y, y[:1, :1].expand_as(y)):
             return None
-        made.append(y[0, 0].double())
+        made.append(y[0, 0].double().cpu())
     at = torch.arange(dim)
     for halves, other in ((True, at.roll(dim // 2)), (False, at ^ 1)):
         (u, v, w), (yu, yv, yw) = vectors, made
@@ -76,5 +78,5 @@ def turns(value: Value, start: Value, dim: int) -> tuple[Tensor, Tensor, bool] |
         a = (yu * v[other] - yv * u[other]) / det
         b = (u * yv - v * yu) / det
         if torch.allclose(w * a + w[other] * b, yw, rtol=1e-6, atol=1e-6):
-            return a, b, halves
+            return a.to(device), b.to(device), halves
     return None
