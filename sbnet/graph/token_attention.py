@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from sbnet.graph.dense_attention import hide
 from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.token_views import channels, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
-from sbnet.graph.turns import constants_of, turns
+from sbnet.graph.turns import constants_of, leaves_of, turns
 from sbnet.graph.window_attention import Scores, WindowAttentions
 
 ATEN = torch.ops.aten
@@ -174,14 +175,24 @@ class Attentions:
         root, start, heads, dim, tokens = found
         key = (dim, tokens, *(id(v) for v in constants_of(value)))
         if key not in self._tables:
-            tables = turns(value, self._spread[id(shown)], dim)
+            start_of, leaves = self._spread[id(shown)], leaves_of(value)
+            tables = turns(value, start_of, dim, leaves, [v.tensor for v in leaves])  # type: ignore[misc]
             if tables is None:
                 return None
+
+            def table(at: int, *held: torch.Tensor) -> torch.Tensor:  # as often as one of them is written
+                made = turns(value, start_of, dim, leaves, held)
+                if made is None or made[2] != tables[2]:
+                    expected = "tables that turn channels in the pairs they turned, got others, written since"
+                    raise RuntimeError(f"sbnet: {call.path or 'the network'}: expected {expected}; sparsify it anew")
+                rows = made[:2][at].t()[None, :, :, None]
+                return rows.to(root.dtype).contiguous(memory_format=torch.channels_last)
+
             packed = []
-            for name, table in (("cos", tables[0]), ("sin", tables[1])):
+            for at, name in enumerate(("cos", "sin")):
                 like = Value("turn", (1, dim, tokens.length, 1), root.dtype, constant=True)
-                plane = table.t()[None, :, :, None].to(root.dtype).contiguous(memory_format=torch.channels_last)
-                rows = computed(f"{call.label}.{name}", like, lambda plane=plane: plane, shape=like.shape)
+                made = functools.partial(table, at)
+                rows = computed(f"{call.label}.{name}", like, made, *leaves, shape=like.shape)
                 packed.append(self._add(b, "pack", call, [rows], tokens, dim))
             self._tables[key] = packed[0], packed[1], tables[2]
         cos, sin, halves = self._tables[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,14 +30,25 @@ def constants_of(value: Value) -> list[Value]:
     return found
 
 
+def leaves_of(value: Value) -> list[Value]:
+    """The values with tensors of which a computation and its constants are made."""
+    seen, found, todo = set[int](), list[Value](), [value]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if one.tensor is not None:
+            found.append(one)
+        elif one.producer is not None and (one.constant or one.producer.kind == "aten"):
+            todo += one.producer.inputs()
+    return found
+
+
 def computed_of(value: Value, known: dict[int, Tensor]) -> Any:
     """What ops make of the values that are known, in float64."""
     if id(value) in known:
         return known[id(value)]
-    if value.tensor is not None:
-        found: Any = value.tensor.double() if value.tensor.is_floating_point() else value.tensor
-        known[id(value)] = found
-        return found
     node = value.producer
     if node is None:
         raise LookupError(value.name)
@@ -49,23 +61,23 @@ def computed_of(value: Value, known: dict[int, Tensor]) -> Any:
     return known[id(value)]
 
 
-def turns(value: Value, start: Value, dim: int) -> tuple[Tensor, Tensor, bool] | None:
+def turns(
+    value: Value, start: Value, dim: int, leaves: Sequence[Value], tensors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, bool] | None:
     """Tables a and b [tokens,dim] with value = start * a + turned start * b for all heads, and whether pairs of the
     turn are half a head apart (else neighbours); None where it is no such thing.
 
-    start: [N,heads,tokens,dim].
+    start: [N,heads,tokens,dim]. tensors: what the leaves hold.
     """
-    held = [v.tensor for v in constants_of(value) if v.tensor is not None]
-    if any(t.requires_grad for t in held):
-        return None  # tables that may be written
-    device = next((t.device for t in held if t.dim()), torch.device("cpu"))
+    device = next((t.device for t in tensors if t.dim()), torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     vectors = torch.rand(3, dim, dtype=torch.float64, generator=generator) + 0.5
+    held = {id(v): t.detach().double() if t.is_floating_point() else t for v, t in zip(leaves, tensors, strict=True)}
     made = []
     for vector in vectors:
         whole = vector.to(device).expand(start.shape).contiguous()
         try:
-            y = computed_of(value, {id(start): whole})
+            y = computed_of(value, {**held, id(start): whole})
         except (LookupError, RuntimeError):
             return None
         if not isinstance(y, Tensor) or y.shape != start.shape or not torch.equal(y, y[:1, :1].expand_as(y)):

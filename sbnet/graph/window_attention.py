@@ -295,7 +295,8 @@ def each_window(bias: Tensor, windows: int) -> Tensor:
 
 
 def table_of(name: str, like: Value, table: Tensor) -> Value:
-    """A constant of numbers."""
+    """A constant of numbers, which lie in order."""
+    table = table.contiguous()
     made = computed(name, like, lambda: table, shape=table.shape)
     made.dtype = table.dtype
     return made

@@ -220,7 +220,9 @@ class WindowRules:
         as_they_lie = torch.arange(1, n * h * w + 1, dtype=index.dtype)
         if pixels and root.tokens is None and torch.equal(index.flatten(), as_they_lie):
             return b.arranged(root, Axes(((("N", n),), *pixels, (("C", c),))), call)
-        numbers = Value(f"{call.label}_rows", tuple(index.shape), torch.int64, tensor=index.long(), constant=True)
+        numbers = Value(
+            f"{call.label}_rows", tuple(index.shape), torch.int64, tensor=index.long().contiguous(), constant=True
+        )
         node = Node("aten", [root, numbers, fill], [], target=take, path=call.path, line=call.line, reason="windows")
         node.options["undefined"] = undefined
         value = Value(f"{call.label}_{len(b.nodes)}", (*index.shape, root.shape[1]), root.dtype, producer=node)

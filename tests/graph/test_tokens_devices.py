@@ -12,6 +12,7 @@ from torch import nn
 import sbnet
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from support.contract import assert_holds, poison
+from support.helpers import assert_as_accurate_as_torch
 from support.tokens import kept, on_kept
 from support.transformers import Layer, ViT, Windows, WrittenNorm
 
@@ -84,6 +85,26 @@ def test_turned_tokens(device, dtype, neighbours):
             poison(run)
         keep = kept(mask, 16, 1)
         assert_holds(run(x, mask, copy=True), on_kept(net, x, keep), on_kept(exact, x.double(), keep))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@torch.no_grad()
+def test_turned_tokens_follow_their_tables(device, learned):
+    torch.manual_seed(0)
+    net = ViT(96)
+    net.layers = nn.Sequential(*(Turned(96, 3, 37, False) for _ in range(2)))
+    if learned:
+        for layer in net.layers:
+            angles = layer.angles
+            del layer.angles
+            layer.angles = nn.Parameter(angles)
+    net, x = net.eval().to(device), torch.randn(2, 3, 96, 96, device=device)
+    run, mask = sbnet.sparsify(net, x), torch.ones(2, 96, 96, device=device)
+    assert [node.kind for node in run.plan.graph.nodes].count("rope") == 4
+    run(x, mask)
+    for layer in net.layers:
+        layer.angles.mul_(0.5)
+    assert_as_accurate_as_torch(run(x, mask), net(x), copy.deepcopy(net).double()(x.double()))
 
 
 class Stemmed(nn.Module):
