@@ -170,7 +170,8 @@ def run_node(
     if has_rule(node.op_type, schema):
         if not known or node.op_type in ("Shape", "Size"):
             return _outputs(node, schema, OPS[node.op_type](Arguments(node, opset, values, numbers, floats)))
-        with _disable_current_modes(), torch.no_grad():  # real numbers, also while torch.export traces
+        # Real numbers, also while torch.export traces, to which each change of the gradient mode is a graph of its own.
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             given, same = [None if n is None else as_tensor(n) for n in numbers], (floats[0], floats[0])
             made = _outputs(node, schema, OPS[node.op_type](Arguments(node, opset, given, numbers, same)))
             return [as_array(v) for v in made]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
@@ -84,6 +85,31 @@ def model(nodes, shape, constants=(), outputs=("y",), opset=18):
     initializers = [onnx.numpy_helper.from_array(v, n) for n, v in dict(constants).items()]
     graph = onnx.helper.make_graph(made, "g", values, results, initializers)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=9)
+
+
+class Modes(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **kwargs or {})
+
+
+def test_sizes_are_computed_without_a_trace_of_it(tmp_path):
+    """torch.export makes a graph of its own between any two changes of the gradient mode: hundreds took minutes."""
+    nodes = [
+        ("Shape", ["x"], ["s"], {}), ("Gather", ["s", "first"], ["n"], {}), ("Mul", ["n", "two"], ["m"], {}),
+        ("Concat", ["m", "rest"], ["to"], {"axis": 0}), ("Reshape", ["x", "to"], ["y"], {}),
+    ]  # fmt: skip
+    numbers = {"first": np.array([0]), "two": np.array([2]), "rest": np.array([2, 40, 56])}
+    onnx.save(model(nodes, [1, 4, 40, 56], numbers), tmp_path / "in.onnx")
+    net = OnnxNetwork(tmp_path / "in.onnx")
+    with Modes() as modes:
+        assert net(torch.randn(1, 4, 40, 56)).shape == (2, 2, 40, 56)
+    assert modes.seen
+    assert not {"_set_grad_enabled", "mul"} & set(modes.seen), modes.seen
 
 
 F32 = np.float32
