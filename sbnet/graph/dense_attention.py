@@ -36,7 +36,7 @@ def with_active_keys(b: Builder, call: Call) -> Call:
             return call
         product = _product_under(scores)
         if product is not None and at in (-1, rank - 1) and product.output.shape == scores.shape and rank >= 4:
-            windows = _windows(b, call, product.args[1], rank - 1)
+            windows = _active_keys(b, call, product.args[1], rank - 1)
             if windows is not None:
                 hidden = _added(b, call, hide_in_windows, [scores, windows], scores)
                 return dataclasses.replace(call, args=(hidden, *call.args[1:]))
@@ -58,7 +58,7 @@ def with_active_keys(b: Builder, call: Call) -> Call:
     keys = _keys(b, call, call.args[1], rank - 2) if rank < 5 else None
     in_windows = keys is None
     if in_windows:
-        keys = _windows(b, call, call.args[1], rank - 2)
+        keys = _active_keys(b, call, call.args[1], rank - 2)
     if keys is None:
         return call
     rest = {name: call.argument(name) for name in ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")}
@@ -138,7 +138,7 @@ def _keys(b: Builder, call: Call, value: Value, at: int) -> Value | None:
     return active_pixels(b, call, root, {})[0]
 
 
-def _windows(b: Builder, call: Call, value: Value, at: int) -> Value | None:
+def _active_keys(b: Builder, call: Call, value: Value, at: int) -> Value | None:
     """Which keys of windows are active; of queries and keys of a plane as a whole `_keys` knows."""
     if value.constant:
         return None
@@ -165,6 +165,7 @@ def _keys_shown(b: Builder, call: Call, value: Value, at: int) -> Value | None:
 
 
 def shown_keys(active: Tensor, index: Tensor) -> Tensor:
+    """Of index [...,1,keys], pixels of all images from 1 on, or 0: is it active [N,pixels], or no pixel?"""
     return (index == 0) | active.flatten()[index.sub(1).clamp_(min=0)]
 
 

@@ -17,7 +17,7 @@ from sbnet.graph.dense_attention import hide
 from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.token_views import channels, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
-from sbnet.graph.turns import constants_of, leaves_of, turns
+from sbnet.graph.turns import form_of, leaves_of, turns
 from sbnet.graph.window_attention import Scores, WindowAttentions
 
 ATEN = torch.ops.aten
@@ -173,9 +173,10 @@ class Attentions:
         if found is None:
             return None
         root, start, heads, dim, tokens = found
-        key = (dim, tokens, *(id(v) for v in constants_of(value)))
+        start_of = self._spread[id(shown)]
+        key = (dim, tokens, form_of(value, start_of))
         if key not in self._tables:
-            start_of, leaves = self._spread[id(shown)], leaves_of(value)
+            leaves = leaves_of(value)
             tables = turns(value, start_of, dim, leaves, [v.tensor for v in leaves])  # type: ignore[misc]
             if tables is None:
                 return None

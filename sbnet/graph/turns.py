@@ -12,22 +12,28 @@ from torch import Tensor
 from sbnet.graph.ir import Value
 
 
-def constants_of(value: Value) -> list[Value]:
-    """The parameters and constants that a computation reads, in the order in which it does."""
-    seen, found = set[int](), list[Value]()
+def form_of(value: Value, start: Value) -> tuple[Any, ...]:
+    """What a computation does with `start`, and with which constants: the same of two that are the same."""
+    seen, steps = dict[int, Any](), list[Any]()
 
-    def visit(one: Value) -> None:
-        if id(one) in seen:
-            return
-        seen.add(id(one))
-        if one.constant:
-            found.append(one)
-        elif one.producer is not None and one.producer.kind == "aten":
-            for v in one.producer.inputs():
-                visit(v)
+    def visit(one: Any) -> Any:
+        if not isinstance(one, Value):
+            return repr(one)
+        if id(one) not in seen:
+            node = one.producer
+            if one is start:
+                seen[id(one)] = "start"
+            elif one.constant or node is None:
+                seen[id(one)] = id(one)
+            else:
+                given, spec = pytree.tree_flatten((node.args, node.kwargs))
+                at = next(k for k, out in enumerate(node.outputs) if out is one)
+                steps.append((node.target, at, str(spec), *map(visit, given)))
+                seen[id(one)] = f"step {len(steps)}"
+        return seen[id(one)]
 
     visit(value)
-    return found
+    return tuple(steps)
 
 
 def leaves_of(value: Value) -> list[Value]:

@@ -1,8 +1,6 @@
 """Inside `sbnet.masked`: the gradient of a map whose layer a sum or an activation joined. It is asked for before or
 after the context ends, and is that of everything that reads the map."""
 
-import contextlib
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,7 @@ import sbnet
 from sbnet.benchmarks.harness.dense_masked import DenseMasked
 from sbnet.engine.eager_chains import Conv, Norm
 from sbnet.engine.eager_passes import Readers
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, unwritten_is_nan
 
 SIZE, BLOCK = (24, 32), 8
 
@@ -73,15 +71,6 @@ def gradients(of, asked, mode, dtype, device):
     return seen + [p.grad for p in net.parameters() if p.grad is not None]
 
 
-@contextlib.contextmanager
-def poisoned():
-    """Memory that was not written holds NaN."""
-    was = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(was)
-
-
 def data(device):
     mask = torch.zeros(2, *SIZE, dtype=torch.bool, device=device)
     mask[0, 3:12, 5:20] = mask[1, 20, 30] = True
@@ -92,7 +81,7 @@ def data(device):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_of_maps_are_those_of_all_that_reads_them(device, name, asked):
     of, mask = NETWORKS[name], data(device)
-    with poisoned():
+    with unwritten_is_nan():
         got = gradients(of, asked, sbnet.masked(mask, BLOCK), torch.float32, device)
     torchs = gradients(of, asked, DenseMasked(mask, BLOCK), torch.float32, device)
     exact = gradients(of, asked, DenseMasked(mask, BLOCK), torch.float64, device)

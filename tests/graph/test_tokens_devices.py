@@ -87,6 +87,34 @@ def test_turned_tokens(device, dtype, neighbours):
         assert_holds(run(x, mask, copy=True), on_kept(net, x, keep), on_kept(exact, x.double(), keep))
 
 
+class TurnedBack(Layer):
+    """Queries are turned by tables, keys by the same ones the other way."""
+
+    def __init__(self, channels: int, heads: int, tokens: int) -> None:
+        super().__init__(channels, heads)
+        angles = torch.rand(tokens, channels // heads) * 3
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        turned = [torch.cat([-t[..., t.shape[-1] // 2 :], t[..., : t.shape[-1] // 2]], -1) for t in (q, k)]
+        q, k = q * self.cos + turned[0] * self.sin, k * self.cos - turned[1] * self.sin
+        y = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+def test_keys_that_are_turned_the_other_way(device):
+    torch.manual_seed(0)
+    net = ViT(96)
+    net.layers = nn.Sequential(*(TurnedBack(96, 3, 37) for _ in range(2)))
+    net, x = net.eval().to(device), torch.randn(2, 3, 96, 96, device=device)
+    run, mask = sbnet.sparsify(net, x), torch.ones(2, 96, 96, device=device)
+    assert [node.kind for node in run.plan.graph.nodes].count("rope") == 4
+    assert_as_accurate_as_torch(run(x, mask), net(x), copy.deepcopy(net).double()(x.double()))
+
+
 @pytest.mark.parametrize("learned", [False, True])
 @torch.no_grad()
 def test_turned_tokens_follow_their_tables(device, learned):

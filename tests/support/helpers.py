@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -67,6 +68,17 @@ def lively(module: nn.Module, device: str = "cpu", dtype: torch.dtype = torch.fl
             for t, low in ((m.running_mean, -1), (m.running_var, 0.5), (m.weight, 0.5), (m.bias, -1)):
                 t.data.uniform_(low, 1.5)
     return module.eval().to(device, dtype)
+
+
+@contextlib.contextmanager
+def unwritten_is_nan():
+    """Memory that torch.empty gives holds NaN."""
+    was = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was)
 
 
 def poison(shape, dtype: torch.dtype, device: str, layout: str = "contiguous") -> Tensor:
